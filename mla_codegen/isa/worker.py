@@ -1,0 +1,192 @@
+"""The process that compiles one kernel, and nothing else: `python worker.py REQUEST.json RESULT.json`.
+
+Triton's compiler may abort the process on a bad asm constraint, fails to link a second AMD target in the same process,
+and can hang; so it lives here, alone. The file imports the standard library and Triton only, because it also runs under
+Triton releases other than the one that this package is installed with.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+
+
+class _StandIn(type):
+    """Takes the place of a name that could not be imported: usable as an annotation, a decorator or a base class."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, item):
+        return cls
+
+
+class Missing(metaclass=_StandIn):
+    """Stands for what a module that is not installed would have given."""
+
+    def __new__(cls, *args, **kwargs):
+        return args[0] if len(args) == 1 and not kwargs and callable(args[0]) else cls
+
+
+class _MissingModule(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing
+
+
+def _import_or_stand_in(node, module, notes):
+    """Run one import statement; a module that is not there becomes a stand-in, so that annotations still resolve."""
+    code = compile(ast.Module([node], []), module.__file__, "exec")
+    try:
+        exec(code, module.__dict__)
+    except ImportError as error:
+        notes.append(f"line {node.lineno}: {error}; a stand-in took its place")
+        for alias in node.names:
+            bound = alias.asname or alias.name.split(".")[0]
+            if isinstance(node, ast.Import):
+                module.__dict__[bound] = _MissingModule(alias.name)
+            else:
+                module.__dict__[bound] = Missing
+
+
+def load_module(path):
+    """Define what the file defines without running its statements.
+
+    Imports, functions, classes, assignments and conditionals are executed; expressions (calls), loops, `with` blocks and
+    assertions at module level are not. An assignment that fails (a tensor on a GPU that is not there) is skipped.
+    Returns (module, notes): the notes say what was skipped or stood in for.
+    """
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read(), filename=path)
+    folder = os.path.dirname(os.path.abspath(path))
+    package = []
+    root = folder
+    while os.path.exists(os.path.join(root, "__init__.py")):
+        package.insert(0, os.path.basename(root))
+        root = os.path.dirname(root)
+    sys.path += [folder, root]
+    name = ".".join([*package, "mla_inspected_" + os.path.splitext(os.path.basename(path))[0]])
+    module = types.ModuleType(name)
+    module.__file__ = path
+    module.__package__ = ".".join(package)
+    module.__spec__ = importlib.util.spec_from_loader(name, loader=None)
+    sys.modules[name] = module
+    notes = []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            _import_or_stand_in(node, module, notes)
+            continue
+        defines = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
+        if not defines and not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Try)):
+            continue
+        try:
+            exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+        except Exception as error:  # whatever the file's own code raises: the kernel may not need it
+            notes.append(f"line {node.lineno}: {type(error).__name__}: {error}; skipped")
+    return module, notes
+
+
+def find_kernel(module, name, notes):
+    """The JIT function called `name`, taken out of autotuner and heuristics wrappers."""
+    kernel = getattr(module, name, None)
+    while kernel is not None and not hasattr(kernel, "arg_names") or hasattr(kernel, "configs"):
+        kernel = getattr(kernel, "fn", None)
+        if kernel is None:
+            break
+    if kernel is None or not hasattr(kernel, "cache_key"):
+        kernels = sorted(key for key, value in vars(module).items() if hasattr(value, "cache_key"))
+        hint = "; ".join(notes[:4])
+        raise LookupError(
+            f"{module.__file__} has no @triton.jit or @gluon.jit kernel named {name}; it has "
+            f"{', '.join(kernels) or 'none'}" + (f" ({hint})" if hint else "")
+        )
+    return kernel
+
+
+def _value(value, module):
+    if isinstance(value, str) and value.startswith("="):
+        return eval(value[1:], module.__dict__)
+    return value
+
+
+def _nvidia_listing(binary, arch):
+    """SASS with labels and the resource usage of a cubin, by the tools inside the Triton wheel."""
+    import triton
+
+    tools = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as file:
+            file.write(binary)
+        sass = subprocess.run([os.path.join(tools, "nvdisasm"), "-c", path], capture_output=True, text=True, check=True)
+        usage = subprocess.run(
+            [os.path.join(tools, "cuobjdump"), "--dump-resource-usage", path], capture_output=True, text=True, check=True
+        )
+    return {"sass": sass.stdout, "resources": usage.stdout}
+
+
+def compile_request(request):
+    """Compile the job; returns the record that goes to RESULT.json (assembly, metadata, seconds)."""
+    module, notes = load_module(request["file"])
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = find_kernel(module, request["kernel"], notes)
+    source_class = ASTSource
+    if getattr(kernel, "is_gluon", lambda: False)():
+        from triton.experimental.gluon._runtime import GluonASTSource as source_class
+    missing = [name for name in kernel.arg_names if name not in request["signature"]]
+    extra = [name for name in request["signature"] if name not in kernel.arg_names]
+    if missing or extra:
+        raise LookupError(
+            f"{request['kernel']}({', '.join(kernel.arg_names)}): the signature lacks {missing or 'nothing'} "
+            f"and names {extra or 'nothing'} that the kernel does not take"
+        )
+    signature = {name: request["signature"][name] for name in kernel.arg_names}
+    constexprs = {name: _value(value, module) for name, value in request["constexprs"].items()}
+    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in request["divisible"]}
+    arch = request["arch"]
+    target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
+    start = time.perf_counter()
+    compiled = triton.compile(
+        source_class(kernel, signature, constexprs, attrs), target=target, options=dict(request["options"])
+    )
+    seconds = time.perf_counter() - start
+    metadata = {"shared": compiled.metadata.shared, "num_warps": compiled.metadata.num_warps, "name": compiled.metadata.name}
+    record = {"triton": triton.__version__, "seconds": seconds, "notes": notes, "metadata": metadata}
+    if arch.startswith("gfx"):
+        record.update(asm=compiled.asm["amdgcn"], binary_bytes=len(compiled.asm["hsaco"]))
+    else:
+        record.update(asm=compiled.asm["ptx"], binary_bytes=len(compiled.asm["cubin"]))
+        record.update(_nvidia_listing(compiled.asm["cubin"], arch))
+    return record
+
+
+def main():
+    request_path, result_path = sys.argv[1:3]
+    # This file's folder must not shadow modules of the inspected file.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    with open(request_path, encoding="utf-8") as file:
+        request = json.load(file)
+    try:
+        record = compile_request(request)
+    except Exception as error:
+        record = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    with open(result_path + ".part", "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.replace(result_path + ".part", result_path)
+
+
+if __name__ == "__main__":
+    main()
