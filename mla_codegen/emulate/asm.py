@@ -1,0 +1,192 @@
+"""Plain twins of the assembly that kernels inline: {assembly text -> numpy function}.
+
+A twin gets the element arrays of the assembly's inputs and returns those of its outputs. It says what one *element* becomes,
+so the `pack` of the call (how many elements share a register) is not its concern. bf16 travels as uint16 bits, fp8 as uint8
+bits, everything else as the numpy type of the same name. To add one, decorate a function with `@twin("the text")`; the text is
+compared with its white space normalised. `tests/emulate/test_asm.py` holds each twin to its reference for all 256 byte values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mla_codegen.emulate.floats import f32_to_bf16, fp8_to_f16
+
+Array = NDArray[Any]
+Twin = Callable[..., tuple[Array, ...]]
+
+TWINS: dict[str, Twin] = {}
+
+
+class UnknownAssembly(KeyError):
+    """No twin is registered for an assembly text."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def normalise(text: str) -> str:
+    """One canonical spelling: single blanks, none around punctuation, no comments."""
+    text = re.sub(r"//[^\n]*", " ", text)
+    text = re.sub(r"\s+", " ", text)
+    return re.sub(r" ?([{},;]) ?", r"\1", text).strip()
+
+
+def twin(*texts: str) -> Callable[[Twin], Twin]:
+    """Register the decorated function as the twin of every text given."""
+
+    def register(function: Twin) -> Twin:
+        for text in texts:
+            TWINS[normalise(text)] = function
+        return function
+
+    return register
+
+
+def run(text: str, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Outputs of the assembly `text` on element arrays of one shape. Raises UnknownAssembly when there is no twin."""
+    try:
+        function = TWINS[normalise(text)]
+    except KeyError:
+        raise UnknownAssembly(
+            f"no twin for the assembly {normalise(text)!r}; add one with @twin(...) in mla_codegen/emulate/asm.py "
+            "and a case for it in tests/emulate/test_asm.py"
+        ) from None
+    return function(*inputs)
+
+
+def perm_b32(high: Array, low: Array, selector: int) -> Array:
+    """AMD's v_perm_b32: byte i of the result is byte (selector's byte i) of {high, low}; 0..3 are low's, 4..7 high's, 0x0c is 0."""
+    pool = [(np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF) for word in (low, high) for i in range(4)]
+    out = np.zeros(np.shape(high), np.uint32)
+    for i in range(4):
+        pick = (selector >> (8 * i)) & 0xFF
+        if pick == 0x0C:
+            continue
+        if pick > 7:
+            raise ValueError(f"v_perm_b32 selector byte {pick:#x} is not modelled: 0..7 and 0x0c are")
+        out |= pool[pick] << np.uint32(8 * i)
+    return out.view(np.int32)
+
+
+def prmt_b32(a: Array, b: Array, selector: int) -> Array:
+    """PTX prmt.b32 in its default mode: nibble i of the selector picks byte i out of {b, a}; bit 3 repeats the byte's sign."""
+    pool = [(np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF) for word in (a, b) for i in range(4)]
+    out = np.zeros(np.shape(a), np.uint32)
+    for i in range(4):
+        pick = (selector >> (4 * i)) & 0xF
+        byte = pool[pick & 7]
+        if pick & 8:
+            byte = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
+        out |= byte << np.uint32(8 * i)
+    return out.view(np.int32)
+
+
+def _low_byte(pairs: Array) -> NDArray[np.uint8]:
+    return (pairs.view(np.uint16) & np.uint16(0xFF)).astype(np.uint8)
+
+
+def _high_byte(pairs: Array) -> NDArray[np.uint8]:
+    return (pairs.view(np.uint16) >> np.uint16(8)).astype(np.uint8)
+
+
+# --- NVIDIA: two e4m3fn bytes of an int16 become two f16 (even column, odd column) ---
+
+
+@twin(
+    "{ .reg .b16 lo, hi; .reg .b32 a, b; mov.b32 {lo, hi}, $2; cvt.rn.f16x2.e4m3x2 a, lo; cvt.rn.f16x2.e4m3x2 b, hi;"
+    " prmt.b32 $0, a, b, 0x5410; prmt.b32 $1, a, b, 0x7632; }",
+    "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, a;"
+    " cvt.rn.f16x2.e4m3x2 $1, b; }",
+)
+def e4m3_pair_to_f16(pairs: Array) -> tuple[Array, ...]:
+    return fp8_to_f16(_low_byte(pairs), "fp8e4nv"), fp8_to_f16(_high_byte(pairs), "fp8e4nv")
+
+
+@twin("{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, a; }")
+def e4m3_even_to_f16(pairs: Array) -> tuple[Array, ...]:
+    return (fp8_to_f16(_low_byte(pairs), "fp8e4nv"),)
+
+
+@twin("{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, b; }")
+def e4m3_odd_to_f16(pairs: Array) -> tuple[Array, ...]:
+    return (fp8_to_f16(_high_byte(pairs), "fp8e4nv"),)
+
+
+# --- NVIDIA: packing of the epilogue; PTX puts the last operand of cvt..x2 into the low half ---
+
+
+@twin("cvt.rn.bf16x2.f32 $0, $2, $1;")
+def pack_bf16x2(low: Array, high: Array) -> tuple[Array, ...]:
+    word = f32_to_bf16(low).astype(np.uint32) | (f32_to_bf16(high).astype(np.uint32) << np.uint32(16))
+    return (word.view(np.int32),)
+
+
+@twin("mov.b64 $0, {$1, $2};")
+def pack_f32x2(low: Array, high: Array) -> tuple[Array, ...]:
+    words = np.ascontiguousarray(low).view(np.uint32).astype(np.uint64), np.ascontiguousarray(high).view(np.uint32)
+    return ((words[0] | (words[1].astype(np.uint64) << np.uint64(32))).view(np.int64),)
+
+
+# --- reciprocals: the hardware's are within 1 ulp; the twin rounds correctly and flushes as they do ---
+
+
+@twin("rcp.approx.ftz.f32 $0, $1;")
+def rcp_nvidia(x: Array) -> tuple[Array, ...]:
+    return (_reciprocal(x, flush=True),)
+
+
+@twin("v_rcp_f32 $0, $1", "v_rcp_f32_e32 $0, $1")
+def rcp_amd(x: Array) -> tuple[Array, ...]:
+    return (_reciprocal(x, flush=True),)
+
+
+def _reciprocal(x: Array, *, flush: bool) -> Array:
+    smallest = np.float32(2.0**-126)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
+        if flush:
+            x = np.where(np.abs(x) < smallest, np.copysign(np.float32(0), x), x)
+        result = np.float32(1) / x
+        if flush:
+            result = np.where(np.abs(result) < smallest, np.copysign(np.float32(0), result), result)
+    return result.astype(np.float32)
+
+
+# --- NVIDIA: exponential ---
+
+
+@twin("ex2.approx.ftz.f32 $0, $1;")
+def exp2_nvidia(x: Array) -> tuple[Array, ...]:
+    with np.errstate(over="ignore", under="ignore"):
+        return (np.exp2(x.astype(np.float32)),)
+
+
+# --- AMD: byte gathers of two words ---
+
+
+def _register_perms() -> None:
+    """v_perm_b32 with a literal selector, two words in: the forms that split or join fp8 columns."""
+    for selector in (0x05010400, 0x07030602, 0x06040200, 0x07050301, 0x05040100, 0x07060302, 0x0C0C0400, 0x0C0C0501):
+
+        def gather(high: Array, low: Array, selector: int = selector) -> tuple[Array, ...]:
+            return (perm_b32(high, low, selector),)
+
+        for spelling in (f"{selector:#010x}", f"{selector:#x}"):
+            twin(f"v_perm_b32 $0, $1, $2, {spelling}")(gather)
+
+    def gather_by_register(high: Array, low: Array, selector: Array) -> tuple[Array, ...]:
+        picks = np.unique(selector)
+        out = np.zeros(np.shape(high), np.int32)
+        for pick in picks:
+            out = np.where(selector == pick, perm_b32(high, low, int(np.uint32(np.int64(pick) & 0xFFFFFFFF))), out)
+        return (out,)
+
+    twin("v_perm_b32 $0, $1, $2, $3")(gather_by_register)
+
+
+_register_perms()

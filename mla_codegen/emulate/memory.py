@@ -1,0 +1,203 @@
+"""Global memory: the tensors passed to a kernel, with every address checked and unwritten bytes told from written ones.
+
+A pointer is a buffer (the tensor argument it came from) and element offsets. An access may touch only elements of that very
+tensor: not the gaps of a strided view, not the neighbour behind it. `poison` marks a tensor as written by nobody, so that a
+kernel that reads it first is caught; `torch.empty` inside emulated modules does so by itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mla_codegen.emulate.dtypes import poison_value, storage_type
+from mla_codegen.emulate.errors import EmulatorError
+
+_unwritten: dict[int, tuple[NDArray[np.uint8], int]] = {}
+# storage address -> one byte a byte, 1 once a kernel wrote it; and the tensor's version, which moves when host code writes it
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill `tensor` with NaN (0x7f bytes where there is none) and mark it unwritten; returns it.
+
+    An emulated kernel that reads an element before a kernel stored it is stopped. The mark ends with the tensor's life or
+    with `forget`; an in-place write by host code ends it too.
+    """
+    with torch.no_grad():
+        if tensor.is_floating_point() and tensor.element_size() > 1:
+            tensor.fill_(float("nan"))
+        elif tensor.numel():
+            flat = torch.empty(tensor.shape, dtype=tensor.dtype)
+            flat.view(torch.uint8).fill_(0x7F)
+            tensor.copy_(flat)
+    storage = tensor.untyped_storage()
+    if storage.nbytes():
+        address = storage.data_ptr()
+        _unwritten[address] = np.zeros(storage.nbytes() + 8, np.uint8), _version(tensor)
+        weakref.finalize(tensor, _unwritten.pop, address, None)
+    return tensor
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _shadow(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
+    found = _unwritten.get(tensor.untyped_storage().data_ptr())
+    if found is None:
+        return None
+    shadow, version = found
+    if _version(tensor) != version:
+        forget(tensor)
+        return None
+    return shadow
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Take `tensor` as fully written."""
+    _unwritten.pop(tensor.untyped_storage().data_ptr(), None)
+
+
+def unwritten(tensor: torch.Tensor) -> torch.Tensor:
+    """Bool tensor of `tensor`'s shape: which elements of a poisoned tensor no kernel has stored (all False if not poisoned)."""
+    shadow = _shadow(tensor)
+    if shadow is None:
+        return torch.zeros(tensor.shape, dtype=torch.bool)
+    size = tensor.element_size()
+    start = torch.from_numpy(shadow)[tensor.storage_offset() * size :]
+    view = start.as_strided((*tensor.shape, size), (*[s * size for s in tensor.stride()], 1))
+    return (view == 0).any(-1)
+
+
+class Buffer:
+    """A tensor argument seen as memory: `bytes` spans its first to its last element."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu":
+            raise EmulatorError(f"argument {name} is on {tensor.device}: the emulator takes CPU tensors")
+        self.name = name
+        self.tensor = tensor  # keeps the storage alive while pointers exist
+        self.itemsize = tensor.element_size()
+        self.address = tensor.data_ptr() if tensor.numel() else 0
+        spans = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+        elements = sum(spans) + 1 if tensor.numel() else 0
+        flat = tensor.detach().as_strided((elements,), (1,), tensor.storage_offset())
+        self.bytes: NDArray[np.uint8] = flat.view(torch.uint8).numpy() if elements else np.zeros(0, np.uint8)
+        self.gaps: NDArray[np.bool_] | None = None
+        if elements and elements != tensor.numel():
+            member = torch.zeros(elements, dtype=torch.bool)
+            member.as_strided(tensor.shape, tensor.stride()).fill_(True)
+            if not bool(member.all()):
+                self.gaps = (~member).numpy()
+        shadow = _shadow(tensor) if elements else None
+        self.shadow = None if shadow is None else shadow[tensor.storage_offset() * self.itemsize :]
+        self._views: dict[Any, NDArray[Any]] = {}
+
+    def view(self, kind: np.dtype[Any]) -> NDArray[Any]:
+        """The memory as whole elements of `kind`."""
+        found = self._views.get(kind)
+        if found is None:
+            whole = len(self.bytes) // kind.itemsize * kind.itemsize
+            found = self._views[kind] = self.bytes[:whole].view(kind)
+        return found
+
+    def describe(self) -> str:
+        return f"{self.name} {list(self.tensor.shape)} {str(self.tensor.dtype).removeprefix('torch.')}"
+
+
+def _fault(buffer: Buffer, size: int, index: NDArray[Any], bad: NDArray[np.bool_], verb: str, others: list[Buffer]) -> None:
+    first = tuple(int(i[0]) for i in np.nonzero(bad))
+    offset = int(index[first]) if index.ndim else int(index)
+    count = int(bad.sum())
+    low, high = int(index[bad].min()), int(index[bad].max())
+    elements = len(buffer.bytes) // size
+    at = f"element {list(first)} of the access, " if first else ""
+    what = (
+        f"{verb} outside argument {buffer.describe()}: {at}element offset {offset} of {elements}"
+        f" ({count} such, offsets {low} to {high})"
+    )
+    target = buffer.address + offset * size
+    cause = "a row or column past the end is neither masked nor clamped, or a 32-bit offset has wrapped"
+    if not elements:
+        cause = "the tensor is empty: nothing of it may be read"
+    for other in others:
+        if other is not buffer and other.address <= target < other.address + len(other.bytes):
+            cause += f"; that address lies in argument {other.describe()}"
+    if 0 <= offset < elements:
+        what = f"{verb} in a gap of the strided argument {buffer.describe()}: {at}element offset {offset} is not one of its elements"
+        cause = "a row or head stride of the tensor is not the one that the kernel uses"
+    raise EmulatorError(what, cause)
+
+
+def _checked(
+    buffer: Buffer, size: int, index: NDArray[Any], mask: NDArray[np.bool_] | None, verb: str, others: list[Buffer]
+) -> None:
+    elements = len(buffer.bytes) // size
+    if mask is None:
+        if index.size and (int(index.min()) < 0 or int(index.max()) >= elements):
+            _fault(buffer, size, index, (index < 0) | (index >= elements), verb, others)
+    else:
+        bad = mask & ((index < 0) | (index >= elements))
+        if bad.any():
+            _fault(buffer, size, index, bad, verb, others)
+    if buffer.gaps is not None:
+        inside = np.where(mask, index, 0) if mask is not None else index
+        in_gap = buffer.gaps[inside * size // buffer.itemsize]
+        bad = in_gap if mask is None else in_gap & mask
+        if bad.any():
+            _fault(buffer, size, index, bad, verb, others)
+
+
+def load(
+    buffer: Buffer, kind: Any, index: NDArray[Any], mask: NDArray[np.bool_] | None, other: Any, others: list[Buffer]
+) -> NDArray[Any]:
+    """Elements of Triton type `kind` at `index`; masked ones become `other`, or poison where `other` is None."""
+    store = storage_type(kind)
+    _checked(buffer, store.itemsize, index, mask, "load", others)
+    memory = buffer.view(store)
+    if mask is None:
+        if buffer.shadow is not None:
+            _check_written(buffer, store.itemsize, index, None)
+        return memory[index] if not index.ndim else memory.take(index)
+    fill = poison_value(kind) if other is None else other
+    if not len(memory):
+        return np.broadcast_to(np.asarray(fill, store), index.shape).copy()
+    safe = np.where(mask, index, 0)
+    if buffer.shadow is not None:
+        _check_written(buffer, store.itemsize, safe, mask)
+    return np.where(mask, memory.take(safe), np.asarray(fill).astype(store, copy=False))
+
+
+def _check_written(buffer: Buffer, size: int, index: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
+    shadow = buffer.shadow
+    assert shadow is not None
+    start = np.asarray(index) * size
+    bad = (shadow[start] == 0) | (shadow[start + (size - 1)] == 0)
+    if mask is not None:
+        bad &= mask
+    if bad.any():
+        first = tuple(int(i[0]) for i in np.nonzero(bad))
+        raise EmulatorError(
+            f"load of unwritten memory: argument {buffer.describe()}, element offset {int(np.asarray(index)[first])}"
+            f" ({int(bad.sum())} elements)",
+            "an earlier kernel or split left this part unwritten and the load is not masked for it",
+        )
+
+
+def store(
+    buffer: Buffer, kind: Any, index: NDArray[Any], value: NDArray[Any], mask: NDArray[np.bool_] | None, others: list[Buffer]
+) -> None:
+    """Write `value` (storage form) at `index` where `mask` holds."""
+    size = storage_type(kind).itemsize
+    _checked(buffer, size, index, mask, "store", others)
+    if mask is not None:
+        index, value = index[mask], value[mask]
+    buffer.view(storage_type(kind))[index] = value
+    if buffer.shadow is not None:
+        start = np.asarray(index) * size
+        for byte in range(size):
+            buffer.shadow[start + byte] = 1
