@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 Loc = tuple[str | int, ...]
 Place = tuple[int, int]  # line, column; both from 1
@@ -68,9 +69,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean `x`?`, or nothing if no known word comes near."""
     lowered = {name.lower(): name for name in known}
     typed = word.lower()[:80]
-    near = difflib.get_close_matches(typed, lowered, n=1, cutoff=0.6)
+
+    def likeness(name: str) -> float:
+        same = list(takewhile(lambda pair: pair[0] == pair[1], zip(typed, name, strict=False)))
+        return difflib.SequenceMatcher(None, typed, name).ratio() + 0.1 * len(same) / len(typed)
+
+    near = difflib.get_close_matches(typed, lowered, n=3, cutoff=0.6)
     near = near or [name for name in lowered if len(typed) > 1 and name.startswith(typed)]
-    return f"did you mean `{lowered[near[0]]}`?" if near else ""
+    return f"did you mean `{lowered[max(near, key=likeness)]}`?" if near else ""
 
 
 def quoted(text: str) -> str:

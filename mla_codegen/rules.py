@@ -79,7 +79,9 @@ def _empty_values(node: Node, loc: Loc) -> Iterator[Problem]:
 def _target(data: dict[str, Any]) -> Iterator[Problem]:
     name = data.get("target")
     if isinstance(name, str) and name not in TARGETS:
-        yield Problem(("target",), f"unknown target {quoted(name)}", ", ".join(TARGETS), did_you_mean(name, TARGETS))
+        marketed = [t.name for t in TARGETS.values() if len(name) > 2 and name.lower() in t.title.lower()]
+        fix = f"did you mean `{marketed[0]}`?" if marketed else did_you_mean(name, TARGETS)
+        yield Problem(("target",), f"unknown target {quoted(name)}", ", ".join(TARGETS), fix)
 
 
 def _repeats(items: list[Any], loc: Loc, source: Source) -> Iterator[Problem]:

@@ -71,7 +71,7 @@ def parse_source(text: str, file: str) -> Source:
     except yaml.YAMLError as error:
         raise _joined(file, [*builder.flaws, syntax_flaw(error, text, builder.open)]) from None
     if root is None or root.value is None:
-        what = "the file holds only comments" if text.strip() else "the file is empty"
+        what = "the file holds only comments" if "#" in text else "the file is empty"
         raise _error(file, Problem((), what, fix=START), (1, 1))
     if not isinstance(root.value, dict):
         kind = "a list" if isinstance(root.value, list) else "a single value"

@@ -13,6 +13,7 @@ from . import rules, wording
 from .datamodel import Defaults, Dtypes, FloatDtype, KVDtype, Model, Settings, Shape, Spec, Splits, apply_optimizations
 from .errors import Loc, Place, Problem, SpecError, quoted
 from .source import Source, parse_source, read_source
+from .tree import Flaw
 
 __all__ = [
     "Defaults",
@@ -80,29 +81,34 @@ def spec_name(file: str) -> str:
 
 def _check(source: Source) -> LoadedSpec:
     name = spec_name(source.file)
-    spec, found = None, list(source.flaws)
+    spec, typed = None, []
     try:
         spec = Spec.model_validate({**source.data, "name": name})
-        typed: list[Problem] = []
     except ValidationError as error:
         typed = wording.problems_of(error, source)
     if "name" in source.data:
         typed.append(wording.unknown_key(("name",)))
+    found = list(source.flaws)
     for stage in (typed, rules.problems_of(source)):
-        flawed = {problem.loc for problem, _ in found}
-        places = {place for _, place in source.flaws}
-        for problem in stage:
-            place = source.place(problem.loc, problem.at_key)
-            if place not in places and not any(
-                problem.loc[:depth] in flawed for depth in range(1, len(problem.loc) + 1)
-            ):
-                found.append((problem, place))
+        found += _unsaid(stage, found, source)
     if found or spec is None:
         raise _error(source, found)
     return LoadedSpec(source.file, spec, source)
 
 
-def _error(source: Source, found: list[tuple[Problem, Place | None]]) -> SpecError:
+def _unsaid(problems: list[Problem], found: list[Flaw], source: Source) -> list[Flaw]:
+    """Those of `problems`, with their places, that do not merely follow from a problem found before."""
+    flawed = {problem.loc for problem, _ in found}
+    misread = {place for _, place in source.flaws}
+    new = [(problem, source.place(problem.loc, problem.at_key)) for problem in problems]
+    return [
+        (problem, place)
+        for problem, place in new
+        if place not in misread and not any(problem.loc[:n] in flawed for n in range(1, len(problem.loc) + 1))
+    ]
+
+
+def _error(source: Source, found: Iterable[Flaw]) -> SpecError:
     unique = {(problem.what, place): (problem, place) for problem, place in found}
     ordered = sorted(unique.values(), key=lambda item: item[1] or (0, 0))
     return SpecError(source.file, [problem for problem, _ in ordered], [place for _, place in ordered])

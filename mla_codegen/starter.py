@@ -69,7 +69,7 @@ def _model(model: MlaModel) -> str:
     heads = f"  # Query heads on one GPU. {model.title} has {model.heads}"
     if model.gpus > 1:
         counts = ", ".join(f"{model.heads // n} on {n}" for n in (1, 2, 4, 8, 16) if n != model.gpus)
-        heads += f": over {model.gpus} GPUs (tensor parallel) {here} on each; {counts}."
+        heads += f"; tensor parallelism over {model.gpus} GPUs leaves {here}.\n  # Others: {counts}."
     else:
         heads += "; divide them by the GPUs of tensor parallelism."
     return f"""\
@@ -86,7 +86,7 @@ def _dtypes(target: Target) -> str:
     note = ""
     if target.fp8_mma and "fp8_e4m3fn" not in target.fp8_mma:
         native = ", ".join(sorted(target.fp8_mma))
-        note = f"  # With fp8_mma {target.name} multiplies {native}: e4m3fn bytes are taken as such, at half their value.\n"
+        note = f"  # With fp8_mma {target.name} multiplies {native}: e4m3fn bytes are taken so, at half their value.\n"
     return f"""\
 dtypes:
   q: bf16

@@ -7,6 +7,7 @@ import yaml
 from .errors import Place, Problem, quoted
 from .tree import MAX_DEPTH, Flaw
 
+MISFIT = "this does not line up with what stands above it"
 INDENT = "indent the keys of one block alike, with spaces; put text that holds `: ` in quotes"
 # The parser's words (libyaml's, or the pure Python one's) -> what is wrong, and how to mend it
 _WORDS = (
@@ -15,9 +16,9 @@ _WORDS = (
     ("expected ',' or ']'", "a comma or the closing `]` is missing before this", ""),
     ("expected node content", "a value is missing here", ""),
     ("expected the node content", "a value is missing here", ""),
-    ("expected '-' indicator", "this does not line up with the list above it", INDENT),
-    ("expected key", "this does not line up with the keys above it", INDENT),
-    ("expected <block end>", "this does not line up with what stands above it", INDENT),
+    ("expected '-' indicator", MISFIT, INDENT),
+    ("expected key", MISFIT, INDENT),
+    ("expected <block end>", MISFIT, INDENT),
     ("could not find expected ':'", "a `:` is missing after this key", "write `key: value`"),
     ("undefined tag handle", "a tag has no meaning in a spec", "remove the `!...`, or put the text in quotes"),
     ("unknown escape character", "the backslash escape is unknown", "write the text in single quotes"),
@@ -54,6 +55,8 @@ def syntax_flaw(error: yaml.YAMLError, text: str, open_places: list[Place]) -> F
     if "cannot start any token" in said:
         what = f"no value can begin with {quoted(line[mark.column : mark.column + 1])}"
         return Problem((), what, fix="put the text in quotes"), place
+    if "unknown escape" in said and line[mark.column : mark.column + 1] != "\\":
+        place = (mark.line + 1, mark.column)  # the pure Python parser points behind the backslash
     for words, what, fix in _WORDS:
         if words in said:
             return Problem((), what, fix=fix), place

@@ -5,6 +5,7 @@ they are read: a hostile file is refused before it costs anything. Scalars are r
 number is decimal digits, because `010`, `1_000` and `1:30` mean different numbers to different readers.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -98,7 +99,8 @@ class TreeBuilder:
         place = _place(event)
         assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
         if event.tag is not None:
-            self._flaw(loc, f"the tag {quoted(event.tag)} has no meaning in a spec", place, fix="remove the tag")
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._flaw(loc, f"the tag {quoted(tag)} has no meaning in a spec", place, fix="remove the tag")
         if len(self.open) >= MAX_DEPTH:
             raise Unreadable(Problem(loc, f"nested more than {MAX_DEPTH} levels deep"), place)
         self._count(1, loc, place)
@@ -152,7 +154,12 @@ class TreeBuilder:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             at = _place(event)
             if not isinstance(event, yaml.ScalarEvent):
-                self._flaw(loc, "a key must be a single word", at, fix="put text that holds { } [ ] * in quotes")
+                self._flaw(
+                    loc,
+                    "a key must be a single word",
+                    at,
+                    fix="put text that holds { } [ ] * in quotes; a spec is no template",
+                )
                 self._node(event, (*loc, "?"))
                 self._node(next(self._events), (*loc, "?"))
                 continue
@@ -193,15 +200,12 @@ class TreeBuilder:
             return Node(place, int(text), spelled=text)
         if _DECIMAL.fullmatch(text) and len(text) <= 100:
             return Node(place, float(text), spelled=text)
-        odd = _odd_number(text)
-        if odd is not None:
+        if (odd := _odd_number(text)) is not None:
             kind, number = odd
-            self._flaw(
-                loc,
-                f"{quoted(text)} is a number with {kind}, which readers of YAML take differently",
-                place,
-                f"write {number}",
-            )
+            what = f"{quoted(text)} is an unusual spelling of {number} ({kind}), which YAML readers take differently"
+            plain = text.lstrip("+-0o")
+            octal = kind == "octal" and plain and plain != str(abs(number))
+            self._flaw(loc, what, place, f"write {number}" + (f", or {plain} if that is meant" if octal else ""))
             return Node(place, number, spelled=text)
         return Node(place, text, spelled=text)
 
@@ -214,7 +218,8 @@ def _odd_number(text: str) -> tuple[str, int | float] | None:
     sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
     for pattern, kind, number in _ODD:
         if len(digits) <= 100 and pattern.fullmatch(digits):
-            return kind, -number(digits) if sign == "-" else number(digits)
+            value = number(digits)
+            return (kind, -value if sign == "-" else value) if math.isfinite(value) else None
     return None
 
 

@@ -10,6 +10,8 @@ from .source import Source
 from .tree import Value
 
 MOST = 1000  # findings that are put into words
+ALIASES = {"float16": "fp16", "half": "fp16", "f16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8_e4m3fn"}
+ALIASES |= {"float8_e4m3fnuz": "fp8_e4m3fnuz", "e4m3": "fp8_e4m3fn", "e4m3fn": "fp8_e4m3fn", "e4m3fnuz": "fp8_e4m3fnuz"}
 
 
 def problems_of(error: ValidationError, source: Source) -> list[Problem]:
@@ -27,11 +29,17 @@ def problems_of(error: ValidationError, source: Source) -> list[Problem]:
     findings = {loc: kind for loc, kind in findings.items() if not any(loc[:n] in unknown for n in range(len(loc)))}
     ordered = sorted(findings.items(), key=lambda item: source.place(item[0], item[1] == "unknown key"))
     problems = []
+    misspelt: set[Loc] = set()  # a key that is missing because it is misspelt is one problem, not two
+    for loc, kind in ordered[:MOST]:
+        if kind == "unknown key":
+            lacking = [key for key in keys_at(loc[:-1]) if findings.get((*loc[:-1], key)) == "missing"]
+            misspelt |= {(*loc[:-1], key) for key in lacking if did_you_mean(str(loc[-1]), [key])}
     for loc, kind in ordered[:MOST]:
         if kind == "unknown key":
             problems.append(unknown_key(loc))
         elif kind == "missing":
-            problems.append(_missing(loc))
+            if loc not in misspelt:
+                problems.append(_missing(loc))
         else:
             node = source.node(loc)
             if node is not None and node.value is not None:
@@ -51,12 +59,17 @@ def _real(loc: tuple[Any, ...], source: Source) -> Loc:
 
 
 def unknown_key(loc: Loc) -> Problem:
+    """The problem of a key that its mapping cannot have; `loc` ends in it."""
     key, known = str(loc[-1]), keys_at(loc[:-1])
-    fix = did_you_mean(key, known)
+    elsewhere = homes(key)
     if loc == ("name",):
         fix = "remove it: a spec is named by its file"
-    elif not fix and (elsewhere := homes(key)):
+    elif elsewhere:
         fix = f"{quoted(key)} belongs in {' or '.join(elsewhere[:2])}"
+    elif "{" in key or "[" in key:
+        fix = "is a `:` missing after the key?"
+    else:
+        fix = did_you_mean(key, known)
     return Problem(loc, f"unknown key {quoted(key)}{_within(loc)}", ", ".join(known), fix, at_key=True)
 
 
@@ -81,30 +94,37 @@ def _missing(loc: Loc) -> Problem:
 
 def _wrong_value(loc: Loc, value: Value, spelled: str) -> Problem:
     options = alternatives(loc)
-    key = _name(loc)
-    allowed = _allowed(options)
-    types = {_type(option) for option in options}
+    types = {option.get("type") for option in options}
     fix = ""
     if isinstance(value, str):
-        what = f"{key} cannot be the text {quoted(value)}"
         words = [word for option in options for word in _words(option)]
-        fix = did_you_mean(value, words)
-        if value.strip().lstrip("+").isdecimal() and "integer" in types and len(value) < 20:
-            fix = f"remove the quotes: {int(value)}"
-        elif "array" in types:
-            fix = f"put it in brackets: [{value}]" if value and len(value) < 60 and value.isprintable() else ""
+        shown = quoted(value) if words else f"the text {quoted(value)}"
+        fix = _near_word(value, words, types)
     elif isinstance(value, bool):
-        what = f"{key} cannot be {quoted(spelled)}, which YAML reads as {str(value).lower()}"
+        read = str(value).lower()
+        shown = quoted(spelled) if spelled.lower() == read else f"{quoted(spelled)}, which YAML reads as {read}"
     elif isinstance(value, int | float):
-        what = f"{key} cannot be {quoted(spelled)}"
-        fix = _near(value, options)
+        shown = quoted(spelled)
+        fix = _near_number(value, options)
     elif isinstance(value, list):
-        what = f"{key} cannot be an empty list" if not value else f"{key} cannot be a list"
+        shown = "a list" if value else "an empty list"
     else:
-        what = f"{key} cannot be a mapping"
-        if "array" in types:
-            fix = "begin each entry with `- `"
-    return Problem(loc, what, allowed, fix)
+        shown = "a mapping"
+        fix = "begin each entry with `- `" if "array" in types else ""
+    return Problem(loc, f"{_name(loc)} cannot be {shown}", _allowed(options), fix)
+
+
+def _near_word(value: str, words: list[str], types: set[str | None]) -> str:
+    """What a text may have been meant to be."""
+    parts = value.replace(",", " ").split()
+    if value.strip().lstrip("+").isdecimal() and "integer" in types and len(value) < 20:
+        return f"remove the quotes: {int(value)}"
+    if len(parts) > 1 and set(parts) <= set(words):
+        return f"separate them by commas: {', '.join(parts)}"
+    if "array" in types and 0 < len(value) < 60 and value.isprintable():
+        return f"put it in brackets: [{', '.join(parts)}]"
+    alias = ALIASES.get(value.lower().removeprefix("torch."))
+    return f"write {alias}" if alias in words else did_you_mean(value, words)
 
 
 def _name(loc: Loc) -> str:
@@ -113,7 +133,7 @@ def _name(loc: Loc) -> str:
     return f"`{loc[-1]}`"
 
 
-def _near(value: int | float, options: list[dict[str, Any]]) -> str:
+def _near_number(value: int | float, options: list[dict[str, Any]]) -> str:
     """The allowed number or numbers next to `value`."""
     for option in options:
         numbers = option.get("enum", [])
@@ -124,10 +144,6 @@ def _near(value: int | float, options: list[dict[str, Any]]) -> str:
             low, high = option["minimum"], option["maximum"]
             return f"write {low if value < low else high if value > high else round(value)}"
     return ""
-
-
-def _type(option: dict[str, Any]) -> str:
-    return option.get("type") or "string"
 
 
 def _words(option: dict[str, Any]) -> list[str]:
@@ -149,7 +165,9 @@ def _allowed(options: list[dict[str, Any]]) -> str:
             text = f"a whole number from {option['minimum']} to {option['maximum']}"
         elif kind == "array":
             inner = _allowed(flat(option["items"]))
-            text = f"a list of: {inner}" if not inner.startswith("a ") else f"a list, each entry {inner}"
+            text = f"a list of: {inner}" if not inner.startswith("a ") else f"a list; each entry is {inner}"
+        elif "required" in option:
+            text = f"a mapping with {' and '.join(option['required'])}"
         else:
             keys = option.get("properties") or option.get("propertyNames", {}).get("enum", [])
             text = f"a mapping of {', '.join(keys)}"
