@@ -1,0 +1,112 @@
+"""The truth that kernels are held to: float64 softmax attention, and makers of inputs that provoke faults."""
+
+from dataclasses import dataclass
+
+import torch
+
+TORCH = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+}
+
+
+@dataclass
+class Case:
+    """Inputs of one call. Shapes and dtypes as in `mla_decode`; `poisoned` KV rows lie outside every request."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    sm_scale: float
+    kv_scale: torch.Tensor | None
+
+    def to(self, device: str | torch.device) -> "Case":
+        """The same on another device."""
+        scale = None if self.kv_scale is None else self.kv_scale.to(device)
+        return Case(
+            self.q.to(device), self.kv.to(device), self.qo_indptr.to(device), self.kv_indptr.to(device),
+            self.sm_scale, scale,
+        )  # fmt: skip
+
+
+def make_case(
+    lens: list[int],
+    *,
+    heads: int = 16,
+    latent: int = 512,
+    rope: int = 64,
+    q_lens: list[int] | int = 1,
+    q_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    kv_scale: float | None = 0.5,
+    guard: int = 3,
+    seed: int = 0,
+    index: torch.dtype = torch.int32,
+) -> Case:
+    """Random inputs for requests of `lens` KV rows and `q_lens` query rows.
+
+    `guard` rows of NaN lie before the first request and after the last; between requests nothing does, since indptr arrays
+    leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (byte 0x80 of e4m3fn) in a
+    few places. `kv_scale` applies to fp8 KV only.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(q_lens, int):
+        q_lens = [q_lens] * len(lens)
+    row = latent + rope
+    total_q, total_kv = sum(q_lens), sum(lens)
+    q = torch.randn(total_q, heads, row, generator=generator).to(TORCH[q_dtype])
+    values = torch.randn(total_kv + 2 * guard, row, generator=generator)
+    values = values.clamp(-4, 4) * (40.0 if kv_dtype.startswith("fp8") else 1.0)
+    kv = values.to(TORCH[kv_dtype])
+    if kv_dtype.startswith("fp8"):
+        if kv_dtype == "fp8_e4m3fn":
+            zeros = torch.rand(kv.shape, generator=generator) < 0.02
+            kv.view(torch.uint8)[zeros] = 0x80
+        scale = None if kv_scale is None else torch.tensor([kv_scale / 20], dtype=torch.float32)
+    else:
+        scale = None
+    kv[:guard] = float("nan")
+    kv[total_kv + guard :] = float("nan")
+    qo_indptr = torch.tensor([0, *q_lens]).cumsum(0).to(index)
+    kv_indptr = (torch.tensor([0, *lens]).cumsum(0) + guard).to(index)
+    effective = float(scale) * 40 if scale is not None else 40.0 if kv_dtype.startswith("fp8") else 1.0
+    sm_scale = 1.0 / (row**0.5) / effective if scale is None else 1.0 / (row**0.5)
+    return Case(q, kv, qo_indptr, kv_indptr, sm_scale, scale)
+
+
+def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [total_q, heads, latent], LSE [total_q, heads]) in float64, on the case's device.
+
+    Query row t of a request's q_len rows sees its first kv_len - q_len + t + 1 KV rows (the causal mask of decode). No
+    visible row: out 0, LSE -inf.
+    """
+    q = case.q.double()
+    scale = 1.0 if case.kv_scale is None else float(case.kv_scale)
+    out = torch.zeros(q.shape[0], q.shape[1], latent, dtype=torch.float64, device=q.device)
+    lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float64, device=q.device)
+    qo, kvp = case.qo_indptr.tolist(), case.kv_indptr.tolist()
+    kv_rows = case.kv.reshape(-1, q.shape[2])
+    for request in range(len(qo) - 1):
+        q_begin, q_end, kv_begin, kv_end = qo[request], qo[request + 1], kvp[request], kvp[request + 1]
+        if q_end == q_begin or kv_end == kv_begin:
+            continue
+        keys = kv_rows[kv_begin:kv_end].double() * scale
+        scores = torch.einsum("qhd,kd->qhk", q[q_begin:q_end], keys) * case.sm_scale
+        visible = kv_end - kv_begin - (q_end - 1 - torch.arange(q_begin, q_end, device=q.device))
+        hidden = torch.arange(kv_end - kv_begin, device=q.device)[None, :] >= visible[:, None]
+        scores.masked_fill_(hidden[:, None, :], float("-inf"))
+        part = torch.logsumexp(scores, -1)
+        weights = torch.exp(scores - part[..., None]).nan_to_num(0.0)
+        out[q_begin:q_end] = torch.einsum("qhk,kd->qhd", weights, keys[:, :latent])
+        lse[q_begin:q_end] = part
+    return out, lse
+
+
+def relative_l2(got: torch.Tensor, want: torch.Tensor) -> float:
+    """||got - want|| / ||want||; NaN if anything of `got` is, 0 if both are all zero."""
+    difference = float(torch.linalg.vector_norm(got.double() - want))
+    size = float(torch.linalg.vector_norm(want))
+    return difference / size if size else difference
