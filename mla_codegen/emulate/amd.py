@@ -21,7 +21,9 @@ def _addresses(ptr: Any, offsets: Any, what: str) -> Tensor:
     if ptr.shape:
         raise EmulatorError(f"{what} takes a scalar base pointer, not a tensor of pointers")
     if not isinstance(offsets, Tensor) or not offsets.shape or offsets.dtype.name not in ("int32", "uint32"):
-        raise EmulatorError(f"{what} takes a tensor of int32 offsets", "put the 64-bit part of the offset into the base pointer")
+        raise EmulatorError(
+            f"{what} takes a tensor of int32 offsets", "put the 64-bit part of the offset into the base pointer"
+        )
     return Tensor(ptr.data + offsets.data.astype(np.int64), ptr.dtype, offsets.layout, ptr.buffer)
 
 
@@ -30,7 +32,8 @@ def _check_span(ptr: Tensor, offsets: Tensor, mask: Any, what: str) -> None:
     far = offsets.data if mask is None else np.where(mask, offsets.data, 0)
     if far.size and (int(far.min()) < 0 or int(far.max()) * size >= 2**31):
         raise EmulatorError(
-            f"{what} at a byte offset outside [0, 2^31)", "move the 64-bit part of the offset into the scalar base pointer"
+            f"{what} at a byte offset outside [0, 2^31)",
+            "move the 64-bit part of the offset into the scalar base pointer",
         )
 
 
@@ -76,12 +79,18 @@ def _check_width(layout: Any, kind: Any, what: str) -> None:
     if isinstance(layout, layouts.BlockedLayout):
         bits = int(np.prod(layout.size_per_thread)) * kind.primitive_bitwidth
         if bits % 32:
-            raise EmulatorError(f"{what} with {bits} bits a thread", "a thread copies 32 or 128 bits: raise size_per_thread")
+            raise EmulatorError(
+                f"{what} with {bits} bits a thread", "a thread copies 32 or 128 bits: raise size_per_thread"
+            )
 
 
-def global_load_to_shared(dest: Descriptor, ptr: Any, mask: Any = None, other: Any = None, cache_modifier: Any = "") -> None:
+def global_load_to_shared(
+    dest: Descriptor, ptr: Any, mask: Any = None, other: Any = None, cache_modifier: Any = ""
+) -> None:
     """Masked-off elements keep what LDS holds, unless `other` is given."""
-    _to_shared(dest, need_pointer(ptr, "global_load_to_shared"), mask, other, "global_load_to_shared", zero_masked=False)
+    _to_shared(
+        dest, need_pointer(ptr, "global_load_to_shared"), mask, other, "global_load_to_shared", zero_masked=False
+    )
 
 
 def buffer_load_to_shared(

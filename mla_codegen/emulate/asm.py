@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class UnknownAssembly(KeyError):
         return str(self.args[0])
 
 
+@lru_cache(maxsize=256)
 def normalise(text: str) -> str:
     """One canonical spelling: single blanks, none around punctuation, no comments."""
     text = re.sub(r"//[^\n]*", " ", text)
@@ -62,7 +64,11 @@ def run(text: str, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 def perm_b32(high: Array, low: Array, selector: int) -> Array:
     """AMD's v_perm_b32: byte i of the result is byte (selector's byte i) of {high, low}; 0..3 are low's, 4..7 high's, 0x0c is 0."""
-    pool = [(np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF) for word in (low, high) for i in range(4)]
+    pool = [
+        (np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF)
+        for word in (low, high)
+        for i in range(4)
+    ]
     out = np.zeros(np.shape(high), np.uint32)
     for i in range(4):
         pick = (selector >> (8 * i)) & 0xFF
@@ -76,7 +82,9 @@ def perm_b32(high: Array, low: Array, selector: int) -> Array:
 
 def prmt_b32(a: Array, b: Array, selector: int) -> Array:
     """PTX prmt.b32 in its default mode: nibble i of the selector picks byte i out of {b, a}; bit 3 repeats the byte's sign."""
-    pool = [(np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF) for word in (a, b) for i in range(4)]
+    pool = [
+        (np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF) for word in (a, b) for i in range(4)
+    ]
     out = np.zeros(np.shape(a), np.uint32)
     for i in range(4):
         pick = (selector >> (4 * i)) & 0xF

@@ -47,7 +47,9 @@ class Copy:
         """Which wait would have made it visible."""
         if self.barrier is not None:
             seen = self.barrier.last_wait
-            return "mbarrier.wait on its barrier, with the parity of its phase, is missing" + (f" ({seen})" if seen else "")
+            return "mbarrier.wait on its barrier, with the parity of its phase, is missing" + (
+                f" ({seen})" if seen else ""
+            )
         if not self.committed:
             return "the copy was never committed (commit_group), so no wait_group covers it"
         return "wait_group with a small enough number of outstanding groups is missing"
@@ -133,7 +135,9 @@ def barrier_of(descriptor: Descriptor) -> Barrier:
     """The barrier that lives in a shared descriptor. Raises if init was never called on it."""
     barrier = descriptor.allocation.barriers.get(descriptor.offset)
     if barrier is None:
-        raise EmulatorError(f"{descriptor} is used as an mbarrier but was never initialised", "call mbarrier.init first")
+        raise EmulatorError(
+            f"{descriptor} is used as an mbarrier but was never initialised", "call mbarrier.init first"
+        )
     return barrier
 
 
@@ -156,7 +160,7 @@ def invalidate(mbarrier: Descriptor) -> None:
     del mbarrier.allocation.barriers[mbarrier.offset]
 
 
-def expect(mbarrier: Descriptor, bytes: Any, pred: Any = True) -> None:  # noqa: A002 - Gluon's name
+def expect(mbarrier: Descriptor, bytes: Any, pred: Any = True) -> None:
     """Arrive once and await `bytes` more bytes in the current phase."""
     if holds(pred):
         barrier_of(mbarrier).arrive(1, int(getattr(bytes, "value", bytes)))
@@ -187,7 +191,9 @@ def wait(mbarrier: Descriptor, phase: Any, pred: Any = True, deps: Any = ()) -> 
             )
     if current().scheduler is not None:
         current().scheduler.progress()
-    barrier.last_wait = f"the last wait, at {line}, asked for parity {parity} and the barrier is in phase {barrier.phase}"
+    barrier.last_wait = (
+        f"the last wait, at {line}, asked for parity {parity} and the barrier is in phase {barrier.phase}"
+    )
 
 
 def fence_async_shared(cluster: Any = False) -> None:
@@ -222,10 +228,15 @@ def check_finished() -> None:
     program = current()
     for copy in program.bulk_loads:
         if copy in copy.target.allocation.arriving:
-            raise EmulatorError(f"the program ends with {copy.what} of {copy.line} on its way", "wait on its barrier first")
+            raise EmulatorError(
+                f"the program ends with {copy.what} of {copy.line} on its way", "wait on its barrier first"
+            )
     if program.products:
-        raise EmulatorError("the program ends with an asynchronous warpgroup_mma running", "warpgroup_mma_wait is missing")
+        raise EmulatorError(
+            "the program ends with an asynchronous warpgroup_mma running", "warpgroup_mma_wait is missing"
+        )
     if program.bulk_stores:
         raise EmulatorError(
-            f"the program ends while the TMA store of {program.bulk_stores[0].line} reads its memory", "call tma.store_wait(0)"
+            f"the program ends while the TMA store of {program.bulk_stores[0].line} reads its memory",
+            "call tma.store_wait(0)",
         )

@@ -6,31 +6,33 @@ bf16 travels as uint16 bits and every fp8 format as uint8 bits, because numpy ha
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-FP8: dict[str, type] = {
-    "fp8e4nv": ml_dtypes.float8_e4m3fn,  # OCP e4m3fn: largest 448, NaN 0x7f and 0xff
-    "fp8e4b8": ml_dtypes.float8_e4m3fnuz,  # gfx942's own: largest 240, NaN 0x80, no minus zero
-    "fp8e5": ml_dtypes.float8_e5m2,  # OCP e5m2: largest finite 57344, has infinities
-    "fp8e5b16": ml_dtypes.float8_e5m2fnuz,
+FP8: dict[str, torch.dtype] = {
+    "fp8e4nv": torch.float8_e4m3fn,  # OCP e4m3fn: largest 448, NaN 0x7f and 0xff
+    "fp8e4b8": torch.float8_e4m3fnuz,  # gfx942's own: largest 240, NaN 0x80, no minus zero
+    "fp8e5": torch.float8_e5m2,  # OCP e5m2: largest finite 57344, has infinities
+    "fp8e5b16": torch.float8_e5m2fnuz,
 }
 
-_LARGEST = {name: np.float32(ml_dtypes.finfo(kind).max) for name, kind in FP8.items()}
+_LARGEST = {name: np.float32(torch.finfo(kind).max) for name, kind in FP8.items()}
 _NAN = {"fp8e4nv": 0x7F, "fp8e4b8": 0x80, "fp8e5": 0x7F, "fp8e5b16": 0x80}
-_F32 = {name: np.arange(256, dtype=np.uint8).view(kind).astype(np.float32) for name, kind in FP8.items()}
+_F32 = {name: torch.arange(256, dtype=torch.uint8).view(kind).float().numpy() for name, kind in FP8.items()}
 _F16 = {name: table.astype(np.float16) for name, table in _F32.items()}
 
 
 def fp8_to_f32(bits: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     """Values of fp8 bytes; `name` is Triton's name of the format (a key of FP8)."""
-    return _F32[name].take(bits)
+    values: NDArray[np.float32] = _F32[name].take(bits)
+    return values
 
 
 def fp8_to_f16(bits: NDArray[np.uint8], name: str) -> NDArray[np.float16]:
     """The same in float16, which holds every fp8 value exactly."""
-    return _F16[name].take(bits)
+    values: NDArray[np.float16] = _F16[name].take(bits)
+    return values
 
 
 def f32_to_fp8(values: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
@@ -38,9 +40,10 @@ def f32_to_fp8(values: NDArray[np.float32], name: str) -> NDArray[np.uint8]:
 
     This is `cvt.rn.satfinite` on NVIDIA, and on AMD the conversion under MODE.FP16_OVFL = 1, which Triton sets.
     """
+    values = np.asarray(values, np.float32)
     largest = _LARGEST[name]
-    with np.errstate(invalid="ignore"):
-        bits: NDArray[np.uint8] = np.clip(values, -largest, largest).astype(FP8[name]).view(np.uint8)
+    clipped = torch.from_numpy(np.ascontiguousarray(np.clip(values, -largest, largest)))
+    bits: NDArray[np.uint8] = clipped.to(FP8[name]).view(torch.uint8).numpy().reshape(values.shape)
     return np.where(np.isnan(values), np.uint8(_NAN[name]), bits)
 
 
@@ -51,6 +54,6 @@ def bf16_to_f32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def f32_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to nearest even to bf16 bits; NaN becomes the canonical 0x7fff."""
-    raw = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    raw = np.asarray(values, np.float32).view(np.uint32)
     rounded = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint16(0x7FFF), rounded.astype(np.uint16))

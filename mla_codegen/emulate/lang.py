@@ -1,21 +1,18 @@
-"""What Triton and Gluon share: creation, memory, elementwise math, shape and the tensors' helper functions."""
+"""What Triton and Gluon share: programs, creation of tensors, global memory, loops, assertions and hints."""
 
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import triton.language.core as tl
 
-from mla_codegen.emulate import asm, dtypes, layouts, memory
+from mla_codegen.emulate import dtypes, layouts, memory
 from mla_codegen.emulate.errors import EmulatorError
 from mla_codegen.emulate.state import current
-from mla_codegen.emulate.tensor import AUTO, Tensor, as_tensor, binary, broadcast_pair, coerce, constant
-
-_erf = np.vectorize(math.erf, otypes=[np.float32])
+from mla_codegen.emulate.tensor import Tensor, as_tensor, broadcast_pair, constant
 
 
 def plain(value: Any) -> Any:
@@ -77,7 +74,7 @@ def zeros(shape: Any, dtype: Any, layout: Any = None) -> Tensor:
     return full(shape, 0, dtype, layout)
 
 
-def full_like(input: Tensor, value: Any, shape: Any = None, dtype: Any = None, layout: Any = None) -> Tensor:  # noqa: A002
+def full_like(input: Tensor, value: Any, shape: Any = None, dtype: Any = None, layout: Any = None) -> Tensor:
     return full(
         input.shape if shape is None else shape,
         value,
@@ -86,7 +83,7 @@ def full_like(input: Tensor, value: Any, shape: Any = None, dtype: Any = None, l
     )
 
 
-def zeros_like(input: Tensor, shape: Any = None, dtype: Any = None, layout: Any = None) -> Tensor:  # noqa: A002
+def zeros_like(input: Tensor, shape: Any = None, dtype: Any = None, layout: Any = None) -> Tensor:
     return full_like(input, 0, shape, dtype, layout)
 
 
@@ -152,7 +149,12 @@ def fill_value(pointer: Tensor, other: Any, kind: Any, what: str) -> Any:
 
 
 def store(
-    pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), cache_modifier: Any = "", eviction_policy: Any = ""
+    pointer: Any,
+    value: Any,
+    mask: Any = None,
+    boundary_check: Any = (),
+    cache_modifier: Any = "",
+    eviction_policy: Any = "",
 ) -> None:
     pointer = need_pointer(pointer, "store")
     kind = pointer.dtype.element_ty
@@ -168,7 +170,9 @@ def stored(pointer: Tensor, value: Any, kind: Any) -> Any:
         value = Tensor(np.asarray(constant(float(value) if kind.is_floating() else value, kind)), kind)
     shape, _ = broadcast_pair(pointer, value, "a store's pointer and value")
     if shape != pointer.shape:
-        raise EmulatorError(f"a value of shape {list(value.shape)} stored through pointers of shape {list(pointer.shape)}")
+        raise EmulatorError(
+            f"a value of shape {list(value.shape)} stored through pointers of shape {list(pointer.shape)}"
+        )
     return np.broadcast_to(value.to(kind).data, shape)
 
 
@@ -205,200 +209,12 @@ def atomic_xchg(pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope
     return _atomic(pointer, val, mask, lambda a, b: b)
 
 
-# --- elementwise ---
-
-
-def where(condition: Any, x: Any, y: Any) -> Tensor:
-    condition = as_tensor(condition)
-    if condition.dtype.name != "int1":
-        condition = condition != 0
-    a, b, kind, layout = coerce(*((x, y) if isinstance(x, Tensor) else (as_tensor(x), y)), "where")
-    if isinstance(x, Tensor) and x.buffer is not None:
-        raise EmulatorError("where over pointers is not modelled", "select the offset instead")
-    shape = np.broadcast_shapes(np.shape(a), np.shape(b))
-    probe = Tensor(np.broadcast_to(np.int8(0), shape), tl.int8, layout)
-    layout = broadcast_pair(condition, probe, "where's condition and values")[1]
-    return Tensor(np.where(condition.data, a, b), kind, layout)
-
-
-def _extreme(float_op: Any, nan_op: Any) -> Callable[..., Tensor]:
-    def apply(x: Any, y: Any, propagate_nan: Any = tl.PropagateNan.NONE) -> Tensor:
-        a, b, kind, layout = coerce(*((x, y) if isinstance(x, Tensor) else (as_tensor(x), y)), float_op.__name__)
-        if kind.name == "bf16":
-            kind, a, b = tl.float32, dtypes.to_f32(np.asarray(a), kind), dtypes.to_f32(np.asarray(b), kind)
-            return Tensor((nan_op if propagate_nan == tl.PropagateNan.ALL else float_op)(a, b), kind, layout).to(tl.bfloat16)
-        return Tensor((nan_op if propagate_nan == tl.PropagateNan.ALL else float_op)(a, b), kind, layout)
-
-    return apply
-
-
-maximum = _extreme(np.fmax, np.maximum)
-minimum = _extreme(np.fmin, np.minimum)
-
-
-def _unary(name: str, op: Callable[[Any], Any]) -> Callable[[Any], Tensor]:
-    def apply(x: Any) -> Tensor:
-        x = as_tensor(x)
-        if x.dtype.name not in ("fp32", "fp64"):
-            raise EmulatorError(f"{name} of {x.dtype}", "math functions take fp32: convert with .to(gl.float32)")
-        return x.with_data(op(x.data).astype(x.data.dtype, copy=False))
-
-    apply.__name__ = name
-    return apply
-
-
-exp = _unary("exp", np.exp)
-exp2 = _unary("exp2", np.exp2)
-log = _unary("log", np.log)
-log2 = _unary("log2", np.log2)
-sqrt = _unary("sqrt", np.sqrt)
-sqrt_rn = _unary("sqrt_rn", np.sqrt)
-rsqrt = _unary("rsqrt", lambda x: np.float32(1) / np.sqrt(x))
-sin = _unary("sin", np.sin)
-cos = _unary("cos", np.cos)
-floor = _unary("floor", np.floor)
-ceil = _unary("ceil", np.ceil)
-erf = _unary("erf", _erf)
-
-
-def abs(x: Any) -> Tensor:  # noqa: A001 - Triton's name
-    x = as_tensor(x)
-    if x.dtype.name == "bf16":
-        return x.with_data(x.data & np.uint16(0x7FFF))
-    if x.dtype.is_fp8():
-        return x.to(tl.float32).with_data(np.abs(x.to(tl.float32).data)).to(x.dtype)
-    return x.with_data(np.abs(x.data))
-
-
-def fma(x: Any, y: Any, z: Any) -> Tensor:
-    x = as_tensor(x)
-    if x.dtype.name != "fp32":
-        return x * y + z
-    wide = [as_tensor(v).to(tl.float64) if isinstance(v, Tensor) else v for v in (x, y, z)]
-    return (wide[0] * wide[1] + wide[2]).to(tl.float32)
-
-
-def fdiv(x: Any, y: Any, ieee_rounding: Any = False) -> Tensor:
-    return as_tensor(x) / y
-
-
-def div_rn(x: Any, y: Any) -> Tensor:
-    return as_tensor(x) / y
-
-
-def umulhi(x: Any, y: Any) -> Tensor:
-    x, y = as_tensor(x), as_tensor(y)
-    product = x.data.astype(np.uint32).astype(np.uint64) * y.data.astype(np.uint32).astype(np.uint64)
-    layout = broadcast_pair(x, y, "umulhi")[1]
-    return Tensor((product >> np.uint64(32)).astype(dtypes.storage_type(x.dtype)), x.dtype, layout)
+# --- loops, assertions, hints ---
 
 
 def cdiv(x: Any, div: Any) -> Any:
     x, div = plain(x), plain(div)
     return (x + div - 1) // div
-
-
-def add(x: Any, y: Any, sanitize_overflow: Any = True) -> Tensor:
-    return as_tensor(x) + y
-
-
-def sub(x: Any, y: Any, sanitize_overflow: Any = True) -> Tensor:
-    return as_tensor(x) - y
-
-
-def mul(x: Any, y: Any, sanitize_overflow: Any = True) -> Tensor:
-    return as_tensor(x) * y
-
-
-def cast(input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> Tensor:  # noqa: A002
-    return as_tensor(input).to(plain(dtype), plain(fp_downcast_rounding), plain(bitcast))
-
-
-def inline_asm_elementwise(asm_text: Any = None, constraints: Any = "", args: Any = (), dtype: Any = None, **options: Any) -> Any:
-    """Runs the plain twin of the assembly (`asm.TWINS`)."""
-    text = plain(options.pop("asm", asm_text))
-    inputs = [as_tensor(arg) for arg in args]
-    shape, layout = inputs[0].shape, inputs[0].layout
-    for other in inputs[1:]:
-        merged = Tensor(np.broadcast_to(np.int8(0), shape), tl.int8, layout)
-        shape, layout = broadcast_pair(merged, other, "inline assembly operands")
-    try:
-        results = asm.run(text, [np.broadcast_to(x.data, shape) for x in inputs])
-    except asm.UnknownAssembly as unknown:
-        raise EmulatorError(str(unknown)) from None
-    dtype = plain(dtype)
-    kinds = [plain(kind) for kind in dtype] if isinstance(dtype, (tuple, list)) else [dtype]
-    if len(results) != len(kinds):
-        raise EmulatorError(f"the twin of {asm.normalise(text)!r} gives {len(results)} outputs, the call names {len(kinds)} types")
-    outputs = []
-    for result, kind in zip(results, kinds, strict=True):
-        want = dtypes.storage_type(kind)
-        if result.dtype.itemsize != want.itemsize:
-            raise EmulatorError(f"the twin of {asm.normalise(text)!r} gives {result.dtype} where the call says {kind}")
-        outputs.append(Tensor(result if result.dtype == want else result.view(want), kind, layout))
-    return tuple(outputs) if isinstance(dtype, (tuple, list)) else outputs[0]
-
-
-# --- shape ---
-
-
-def expand_dims(input: Tensor, axis: Any) -> Tensor:  # noqa: A002
-    for at in sorted(axis) if isinstance(axis, (list, tuple)) else [plain(axis)]:
-        input = input.expand_dims(at)  # noqa: A001
-    return input
-
-
-def broadcast(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    shape, layout = broadcast_pair(input, other, "broadcast")
-    return tuple(Tensor(np.broadcast_to(x.data, shape), x.dtype, layout, x.buffer) for x in (input, other))  # type: ignore[return-value]
-
-
-def broadcast_to(input: Tensor, *shape: Any) -> Tensor:  # noqa: A002
-    return input.broadcast_to(*shape)
-
-
-def reshape(input: Tensor, *shape: Any, can_reorder: Any = False) -> Tensor:  # noqa: A002
-    return input.reshape(*shape)
-
-
-def ravel(x: Tensor) -> Tensor:
-    return x.reshape(x.numel)
-
-
-def permute(input: Tensor, *dims: Any) -> Tensor:  # noqa: A002
-    return input.permute(*dims)
-
-
-def trans(input: Tensor, *dims: Any) -> Tensor:  # noqa: A002
-    return input.trans(*dims)
-
-
-def join(a: Tensor, b: Tensor) -> Tensor:
-    x, y, kind, layout = coerce(a, b, "join")
-    x, y = np.broadcast_arrays(x, y)
-    return Tensor(np.stack([x, y], axis=-1), kind, layouts.joined(layout, x.shape))
-
-
-def interleave(a: Tensor, b: Tensor) -> Tensor:
-    both = join(a, b)
-    return both.reshape(*both.shape[:-2], both.shape[-2] * 2)
-
-
-def split(a: Tensor) -> tuple[Tensor, Tensor]:
-    if not a.shape or a.shape[-1] != 2:
-        raise EmulatorError(f"split of a tensor of shape {list(a.shape)}: the last dimension must be 2")
-    layout = layouts.split(a.layout, a.shape)
-    return Tensor(a.data[..., 0], a.dtype, layout), Tensor(a.data[..., 1], a.dtype, layout)
-
-
-def gather(src: Tensor, index: Tensor, axis: Any) -> Tensor:
-    axis = plain(axis)
-    if index.data.size and (index.data.min() < 0 or index.data.max() >= src.shape[axis]):
-        raise EmulatorError(f"gather index outside [0, {src.shape[axis]})")
-    return Tensor(np.take_along_axis(src.data, index.data.astype(np.int64), axis), src.dtype, index.layout)
-
-
-# --- loops, assertions, hints ---
 
 
 def static_range(*args: Any, **options: Any) -> range:
@@ -434,7 +250,7 @@ def device_assert(cond: Any, msg: Any = "", mask: Any = None) -> None:
         raise EmulatorError(f"device_assert failed: {plain(msg)}")
 
 
-def device_print(prefix: Any, *args: Any, hex: Any = False) -> None:  # noqa: A002
+def device_print(prefix: Any, *args: Any, hex: Any = False) -> None:
     print(current().index, plain(prefix), *args)
 
 
@@ -443,7 +259,7 @@ def assume(cond: Any) -> None:
         raise EmulatorError("an assumption given to the compiler is false", "assume() must hold for every program")
 
 
-def hint(input: Any, values: Any) -> Any:  # noqa: A002
+def hint(input: Any, values: Any) -> Any:
     """multiple_of and its kin: a promise on contents that the emulator does not need."""
     return input
 
@@ -451,6 +267,3 @@ def hint(input: Any, values: Any) -> Any:  # noqa: A002
 def thread_barrier() -> None:
     """Threads of a program run in step here, so a barrier has nothing left to do."""
     current()
-
-
-__all__ = ["AUTO", "binary"]

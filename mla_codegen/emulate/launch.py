@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import triton.language.core as tl
 
-from mla_codegen.emulate import asynchronous, dtypes, lang, state
+from mla_codegen.emulate import asynchronous, dtypes, elementwise, lang, state
 from mla_codegen.emulate.errors import EmulatorError
 from mla_codegen.emulate.memory import Buffer
 from mla_codegen.emulate.nvidia import TensorMap, tensor_map
@@ -37,9 +37,9 @@ def _either(name: str, device: Callable[..., Any]) -> Callable[..., Any]:
 
 _BUILTINS = {
     "range": lang.runtime_range,
-    "min": _either("min", lang.minimum),
-    "max": _either("max", lang.maximum),
-    "abs": _either("abs", lang.abs),
+    "min": _either("min", elementwise.minimum),
+    "max": _either("max", elementwise.maximum),
+    "abs": _either("abs", elementwise.abs),
     "print": lang.device_print,
 }
 
@@ -87,7 +87,9 @@ class JitFunction:
         options = {name: value for name, value in kwargs.items() if name not in self.arg_names}
         unknown = set(options) - OPTIONS
         if unknown:
-            raise EmulatorError(f"{self.__name__} got {sorted(unknown)}, which are neither parameters nor launch options")
+            raise EmulatorError(
+                f"{self.__name__} got {sorted(unknown)}, which are neither parameters nor launch options"
+            )
         try:
             bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in self.arg_names})
         except TypeError as error:
@@ -105,13 +107,28 @@ class JitFunction:
             for name, value in bound.arguments.items()
         }
         self._bind()  # afresh, so that module globals that changed between launches are seen
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            self._run_grid(sizes, given, buffers, options)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run_grid(
+        self, sizes: tuple[int, ...], given: dict[str, Any], buffers: list[Buffer], options: dict[str, Any]
+    ) -> None:
         for z in builtins.range(sizes[2]):
             for y in builtins.range(sizes[1]):
                 for x in builtins.range(sizes[0]):
                     self._run_program((x, y, z), (sizes[0], sizes[1], sizes[2]), given, buffers, options)
 
     def _run_program(
-        self, index: tuple[int, int, int], grid: tuple[int, int, int], given: dict[str, Any], buffers: list[Buffer], options: dict[str, Any]
+        self,
+        index: tuple[int, int, int],
+        grid: tuple[int, int, int],
+        given: dict[str, Any],
+        buffers: list[Buffer],
+        options: dict[str, Any],
     ) -> None:
         program = state.Program(
             kernel=self.__name__,

@@ -15,7 +15,9 @@ from mla_codegen.emulate.errors import EmulatorError, watch
 ARCHES = ("sm_90", "gfx942", "gfx950")
 
 
-def load(path_or_source: str | Path, name: str, *, arch: str | None = None, package: dict[str, Any] | None = None) -> types.ModuleType:
+def load(
+    path_or_source: str | Path, name: str, *, arch: str | None = None, package: dict[str, Any] | None = None
+) -> types.ModuleType:
     """The module that `path_or_source` defines, its `@gluon.jit` and `@triton.jit` kernels launchable on CPU tensors.
 
     path_or_source   a path to a Python file, or its text (anything with a newline)
@@ -35,7 +37,10 @@ def load(path_or_source: str | Path, name: str, *, arch: str | None = None, pack
     watch(filename)
     module = types.ModuleType(name)
     module.__file__ = filename
-    module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _importer(namespaces.build(chosen), package or {})}
+    module.__dict__["__builtins__"] = {
+        **vars(builtins),
+        "__import__": _importer(namespaces.build(chosen), package or {}),
+    }
     exec(compile(source, filename, "exec"), module.__dict__)
     return module
 
@@ -54,11 +59,13 @@ def _importer(stand_ins: dict[str, types.ModuleType], package: dict[str, Any]) -
             return stand_ins[name]
         return package.get(name)
 
-    def emulated_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002
+    def emulated_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level == 0 and (name in package or name in stand_ins):
             return find(name) if fromlist else find(name.partition(".")[0]) or find(name)
         if level == 0 and name.partition(".")[0] == "triton":
-            raise EmulatorError(f"import of {name}: the emulator has no such module", "docs/emulator.md lists what is covered")
+            raise EmulatorError(
+                f"import of {name}: the emulator has no such module", "docs/emulator.md lists what is covered"
+            )
         return builtins.__import__(name, globals, locals, fromlist, level)
 
     return emulated_import

@@ -109,7 +109,9 @@ class Buffer:
         return f"{self.name} {list(self.tensor.shape)} {str(self.tensor.dtype).removeprefix('torch.')}"
 
 
-def _fault(buffer: Buffer, size: int, index: NDArray[Any], bad: NDArray[np.bool_], verb: str, others: list[Buffer]) -> None:
+def _fault(
+    buffer: Buffer, size: int, index: NDArray[Any], bad: NDArray[np.bool_], verb: str, others: list[Buffer]
+) -> None:
     first = tuple(int(i[0]) for i in np.nonzero(bad))
     offset = int(index[first]) if index.ndim else int(index)
     count = int(bad.sum())
@@ -189,7 +191,12 @@ def _check_written(buffer: Buffer, size: int, index: NDArray[Any], mask: NDArray
 
 
 def store(
-    buffer: Buffer, kind: Any, index: NDArray[Any], value: NDArray[Any], mask: NDArray[np.bool_] | None, others: list[Buffer]
+    buffer: Buffer,
+    kind: Any,
+    index: NDArray[Any],
+    value: NDArray[Any],
+    mask: NDArray[np.bool_] | None,
+    others: list[Buffer],
 ) -> None:
     """Write `value` (storage form) at `index` where `mask` holds."""
     size = storage_type(kind).itemsize

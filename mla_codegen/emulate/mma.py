@@ -1,6 +1,6 @@
 """Matrix products: operands exact in their own element type, float32 (or int32) accumulators.
 
-The order of the additions is numpy's, not the hardware's, so results agree within rounding. Each family's rules about layouts,
+The order of the additions is the CPU library's, not the hardware's, so results agree within rounding. Each family's rules about layouts,
 element types and shapes are checked: what the compiler would refuse is an error here.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language.core as tl
 from numpy.typing import NDArray
 
@@ -28,14 +29,23 @@ def product(a: NDArray[Any], a_type: Any, b: NDArray[Any], b_type: Any, acc: NDA
     if a_type.is_int():
         result: NDArray[Any] = np.matmul(a.astype(np.int32), b.astype(np.int32))
     else:
-        result = np.matmul(dtypes.to_f32(a, a_type), dtypes.to_f32(b, b_type))
+        result = matmul(dtypes.to_f32(a, a_type), dtypes.to_f32(b, b_type))
     return result if acc is None else result + acc
+
+
+def matmul(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Float product by torch, whose thread count the launch holds at one: numpy's BLAS would spin on every core."""
+    left, right = (torch.from_numpy(np.ascontiguousarray(x) if 0 in x.strides else x) for x in (a, b))
+    product: NDArray[Any] = torch.matmul(left, right).numpy()
+    return product
 
 
 def _shapes(a: Any, b: Any, acc: Any, what: str) -> None:
     m, k = a.shape[-2:]
     if b.shape[-2] != k or tuple(acc.shape[-2:]) != (m, b.shape[-1]):
-        raise EmulatorError(f"{what} of {list(a.shape)} and {list(b.shape)} into {list(acc.shape)}: want [M, K], [K, N], [M, N]")
+        raise EmulatorError(
+            f"{what} of {list(a.shape)} and {list(b.shape)} into {list(acc.shape)}: want [M, K], [K, N], [M, N]"
+        )
 
 
 def _operands(a: Any, b: Any, acc: Any, what: str) -> Any:
@@ -62,7 +72,9 @@ def mma_v2(a: Any, b: Any, acc: Any, input_precision: Any = None) -> Tensor:
     """mma.sync of sm_80 and later."""
     parent = _operands(a, b, acc, "mma_v2")
     if not isinstance(parent, NVMMADistributedLayout) or list(parent.version) != [2, 0]:
-        raise EmulatorError(f"mma_v2 accumulates in {parent}", "the layout must be NVMMADistributedLayout of version [2, 0]")
+        raise EmulatorError(
+            f"mma_v2 accumulates in {parent}", "the layout must be NVMMADistributedLayout of version [2, 0]"
+        )
     if a.dtype != b.dtype:
         raise EmulatorError(f"mma_v2 of {a.dtype} and {b.dtype}: both operands must have one type")
     return Tensor(product(a.data, a.dtype, b.data, b.dtype, acc.data), acc.dtype, parent)
@@ -97,12 +109,14 @@ def mfma_scaled(a: Any, a_scale: Any, a_format: Any, b: Any, b_scale: Any, b_for
             raise EmulatorError(f"mfma_scaled: {name} must have a DotOperandLayout")
     parent = acc.layout
     if not isinstance(parent, AMDMFMALayout) or parent.version != 4:
-        raise EmulatorError(f"mfma_scaled accumulates in {parent}", "the layout must be AMDMFMALayout of version 4 (gfx950)")
+        raise EmulatorError(
+            f"mfma_scaled accumulates in {parent}", "the layout must be AMDMFMALayout of version 4 (gfx950)"
+        )
     left = _scaled(a, a_format, a_scale, 1)
     right = _scaled(b, b_format, b_scale, 0)
     if left.shape[1] != right.shape[0]:
         raise EmulatorError(f"mfma_scaled of K = {left.shape[1]} and K = {right.shape[0]}")
-    return Tensor(left @ right + acc.data, acc.dtype, parent)
+    return Tensor(matmul(left, right) + acc.data, acc.dtype, parent)
 
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -130,7 +144,9 @@ def _scaled(x: Tensor, form: str, scale: Any, k_axis: int) -> NDArray[Any]:
         return values * factor
     along_k = np.repeat(factor, 32, axis=1)  # scales are [M, K / 32] and [N, K / 32]
     if along_k.shape != (values.shape if k_axis == 1 else values.shape[::-1]):
-        raise EmulatorError(f"mfma_scaled: scales of shape {list(factor.shape)} for an operand of shape {list(values.shape)}")
+        raise EmulatorError(
+            f"mfma_scaled: scales of shape {list(factor.shape)} for an operand of shape {list(values.shape)}"
+        )
     return values * (along_k if k_axis == 1 else along_k.T)
 
 
@@ -144,12 +160,15 @@ class Accumulator:
 
     def __getattr__(self, name: str) -> Any:
         raise EmulatorError(
-            f"{name!r} of the accumulator of an asynchronous warpgroup_mma", "call warpgroup_mma_wait(0, deps=[...]) first"
+            f"{name!r} of the accumulator of an asynchronous warpgroup_mma",
+            "call warpgroup_mma_wait(0, deps=[...]) first",
         )
 
 
 def _unusable(self: Accumulator, *_: Any) -> Any:
-    raise EmulatorError("the accumulator of an asynchronous warpgroup_mma is used", "call warpgroup_mma_wait(0, deps=[...]) first")
+    raise EmulatorError(
+        "the accumulator of an asynchronous warpgroup_mma is used", "call warpgroup_mma_wait(0, deps=[...]) first"
+    )
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "getitem", "neg", "lt", "gt", "le", "ge"):
@@ -157,7 +176,14 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "getitem",
 
 
 def warpgroup_mma(
-    a: Any, b: Any, acc: Any, *, use_acc: Any = True, precision: Any = None, max_num_imprecise_acc: Any = None, is_async: Any = False
+    a: Any,
+    b: Any,
+    acc: Any,
+    *,
+    use_acc: Any = True,
+    precision: Any = None,
+    max_num_imprecise_acc: Any = None,
+    is_async: Any = False,
 ) -> Any:
     """wgmma of sm_90: b in shared memory, a in shared memory or registers, M a multiple of 64."""
     start = acc.tensor if isinstance(acc, Accumulator) else acc
@@ -187,7 +213,9 @@ def warpgroup_mma(
         elif name == "b":
             raise EmulatorError("warpgroup_mma: b must lie in shared memory")
         elif not isinstance(x.layout, DotOperandLayout) or layouts.intern(x.layout.parent) is not parent:
-            raise EmulatorError(f"warpgroup_mma: a has {x.layout}", "in registers it wants DotOperandLayout(0, accumulator's layout)")
+            raise EmulatorError(
+                f"warpgroup_mma: a has {x.layout}", "in registers it wants DotOperandLayout(0, accumulator's layout)"
+            )
     left, right = (x.view() if isinstance(x, Descriptor) else x.data for x in (a, b))
     base = start.data if bool(getattr(use_acc, "value", use_acc)) else None
     result = Tensor(product(left, a.dtype, right, b.dtype, base), start.dtype, parent)
@@ -224,7 +252,15 @@ def warpgroup_mma_init(value: Tensor) -> Accumulator:
     return Accumulator(value, [])
 
 
-def dot(a: Any, b: Any, acc: Any = None, input_precision: Any = None, allow_tf32: Any = None, out_dtype: Any = tl.float32, **_: Any) -> Tensor:
+def dot(
+    a: Any,
+    b: Any,
+    acc: Any = None,
+    input_precision: Any = None,
+    allow_tf32: Any = None,
+    out_dtype: Any = tl.float32,
+    **_: Any,
+) -> Tensor:
     """tl.dot: any layout; operands of one type, or two fp8 types."""
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
         raise EmulatorError(f"dot of {a.dtype} and {b.dtype}: both operands must have one type")

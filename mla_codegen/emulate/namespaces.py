@@ -14,7 +14,20 @@ from triton.experimental.gluon.language.amd import AMDMFMALayout, AMDWMMALayout,
 from triton.experimental.gluon.language.nvidia.ampere.mbarrier import MBarrierLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from mla_codegen.emulate import amd, asynchronous, lang, memory, mma, nvidia, reduce, shared, state, warps
+from mla_codegen.emulate import (
+    amd,
+    asynchronous,
+    elementwise,
+    lang,
+    memory,
+    mma,
+    nvidia,
+    reduce,
+    shape,
+    shared,
+    state,
+    warps,
+)
 from mla_codegen.emulate.errors import EmulatorError
 from mla_codegen.emulate.launch import jit
 from mla_codegen.emulate.tensor import Tensor, as_tensor
@@ -27,11 +40,12 @@ class Namespace(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         raise EmulatorError(
-            f"{self.__name__}.{name} is not modelled by the emulator", "docs/emulator.md lists what is covered and where to add to it"
+            f"{self.__name__}.{name} is not modelled by the emulator",
+            "docs/emulator.md lists what is covered and where to add to it",
         )
 
 
-class constexpr:  # noqa: N801 - Triton's name
+class constexpr:
     """Triton's constexpr in host code; inside a kernel just the value."""
 
     def __new__(cls, value: Any) -> Any:
@@ -47,7 +61,7 @@ DTYPES = {
 }  # fmt: skip
 
 MATH = {
-    name: getattr(lang, name)
+    name: getattr(elementwise, name)
     for name in (
         "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "floor", "ceil", "erf", "abs", "fma", "fdiv", "div_rn",
         "umulhi",
@@ -55,13 +69,18 @@ MATH = {
 }  # fmt: skip
 
 COMMON = {
-    name: getattr(lang, name)
-    for name in (
-        "program_id", "num_programs", "arange", "full", "zeros", "full_like", "zeros_like", "load", "store", "atomic_add",
-        "atomic_max", "atomic_min", "atomic_xchg", "where", "maximum", "minimum", "cdiv", "add", "sub", "mul", "cast",
-        "inline_asm_elementwise", "expand_dims", "broadcast", "broadcast_to", "reshape", "ravel", "permute", "trans", "join", "interleave",
-        "split", "gather", "static_range", "static_assert", "device_assert", "device_print", "assume",
-    )
+    name: getattr(home, name)
+    for home, names in {
+        lang: (
+            "program_id", "num_programs", "arange", "full", "zeros", "full_like", "zeros_like", "load", "store", "atomic_add", "atomic_max",
+            "atomic_min", "atomic_xchg", "cdiv", "static_range", "static_assert", "device_assert", "device_print", "assume",
+        ),
+        elementwise: ("where", "maximum", "minimum", "add", "sub", "mul", "cast", "inline_asm_elementwise"),
+        shape: (
+            "expand_dims", "broadcast", "broadcast_to", "reshape", "ravel", "permute", "trans", "join", "interleave", "split", "gather",
+        ),
+    }.items()
+    for name in names
 } | MATH | DTYPES | {
     "max": reduce.max, "min": reduce.min, "sum": reduce.sum, "argmax": reduce.argmax, "argmin": reduce.argmin,
     "xor_sum": reduce.xor_sum, "reduce_or": reduce.reduce_or, "reduce": reduce.reduce, "cumsum": reduce.cumsum,
@@ -135,7 +154,10 @@ def build(arch: str) -> dict[str, types.ModuleType]:
     add("triton.language.math", MATH)
     add("triton.language.core", COMMON)
     add("triton.language.extra")
-    add("triton.language.extra.cuda", {"gdc_wait": nvidia.gdc_wait, "gdc_launch_dependents": nvidia.gdc_launch_dependents})
+    add(
+        "triton.language.extra.cuda",
+        {"gdc_wait": nvidia.gdc_wait, "gdc_launch_dependents": nvidia.gdc_launch_dependents},
+    )
     add("triton.language.extra.libdevice", MATH)
     add("triton.language.extra.cuda.libdevice", MATH)
     add("triton.experimental")

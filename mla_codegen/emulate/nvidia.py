@@ -19,7 +19,12 @@ from mla_codegen.emulate.tensor import Tensor
 
 
 def async_copy_global_to_shared(
-    smem: Descriptor, pointer: Any, mask: Any = None, cache_modifier: Any = "", eviction_policy: Any = "", volatile: Any = False
+    smem: Descriptor,
+    pointer: Any,
+    mask: Any = None,
+    cache_modifier: Any = "",
+    eviction_policy: Any = "",
+    volatile: Any = False,
 ) -> None:
     """cp.async: masked-off elements are filled with zeros."""
     pointer = need_pointer(pointer, "async_copy_global_to_shared")
@@ -45,7 +50,14 @@ class TensorMap:
     """A TMA descriptor inside a kernel."""
 
     def __init__(
-        self, buffer: Buffer, dtype: Any, shape: list[int], strides: list[int], block: list[int], layout: Any, padding: str
+        self,
+        buffer: Buffer,
+        dtype: Any,
+        shape: list[int],
+        strides: list[int],
+        block: list[int],
+        layout: Any,
+        padding: str,
     ) -> None:
         self.buffer, self.dtype, self.layout, self.padding = buffer, dtype, layout, padding
         self.dims, self.steps, self.block_shape = shape, strides, block
@@ -76,7 +88,9 @@ def _tensor_map(
             "make it with the tensor's own shape and strides",
         )
     if strides[-1] != 1 or any(step * size % 16 for step in strides[:-1]):
-        raise EmulatorError(f"TMA strides {strides} of {size}-byte elements: the last is 1, the others multiples of 16 bytes")
+        raise EmulatorError(
+            f"TMA strides {strides} of {size}-byte elements: the last is 1, the others multiples of 16 bytes"
+        )
     if any(n > 256 for n in block) and layout.swizzle_byte_width == 0:
         raise EmulatorError(f"TMA block {block}: a box side is at most 256 elements")
     return TensorMap(buffer, dtype, shape, strides, block, layout, padding)
@@ -92,7 +106,9 @@ def make_tensor_descriptor(
     assert pointer.buffer is not None
     dims, steps, block = ([int(getattr(n, "value", n)) for n in values] for values in (shape, strides, block_shape))
     padding = getattr(padding_option, "value", padding_option)
-    return _tensor_map(pointer.buffer, pointer.dtype.element_ty, dims, steps, block, getattr(layout, "value", layout), padding)
+    return _tensor_map(
+        pointer.buffer, pointer.dtype.element_ty, dims, steps, block, getattr(layout, "value", layout), padding
+    )
 
 
 def _box(desc: TensorMap, coord: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -116,7 +132,8 @@ def _fits(desc: TensorMap, smem: Descriptor, what: str) -> None:
     _same(smem, tuple(desc.block_shape), desc.dtype, what)
     if smem.layout != desc.layout:
         raise EmulatorError(
-            f"{what}: the descriptor's layout is {desc.layout}, the shared memory's {smem.layout}", "TMA writes its own swizzle"
+            f"{what}: the descriptor's layout is {desc.layout}, the shared memory's {smem.layout}",
+            "TMA writes its own swizzle",
         )
 
 
@@ -167,8 +184,5 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "make_tensor_descriptor": make_tensor_descriptor,
         "tensor_descriptor": TensorMap,
     },
-    "mbarrier": {
-        name: getattr(asynchronous, name) for name in ("init", "invalidate", "expect", "arrive", "wait")
-    },
+    "mbarrier": {name: getattr(asynchronous, name) for name in ("init", "invalidate", "expect", "arrive", "wait")},
 }
-

@@ -38,15 +38,17 @@ def _wide(x: Tensor) -> Tensor:
     return x
 
 
-def max(input: Tensor, axis: Any = None, return_indices: Any = False, keep_dims: Any = False, **_: Any) -> Any:  # noqa: A001, A002
+def max(input: Tensor, axis: Any = None, return_indices: Any = False, keep_dims: Any = False, **_: Any) -> Any:
     return _extreme(input, axis, return_indices, keep_dims, np.fmax.reduce, np.nanargmax)
 
 
-def min(input: Tensor, axis: Any = None, return_indices: Any = False, keep_dims: Any = False, **_: Any) -> Any:  # noqa: A001, A002
+def min(input: Tensor, axis: Any = None, return_indices: Any = False, keep_dims: Any = False, **_: Any) -> Any:
     return _extreme(input, axis, return_indices, keep_dims, np.fmin.reduce, np.nanargmin)
 
 
-def _extreme(x: Tensor, axis: Any, indices: Any, keep_dims: Any, values: Callable[..., Any], places: Callable[..., Any]) -> Any:
+def _extreme(
+    x: Tensor, axis: Any, indices: Any, keep_dims: Any, values: Callable[..., Any], places: Callable[..., Any]
+) -> Any:
     x, at = _axis(x, axis)
     x = _wide(x)
     value = _result(x, values(x.data, axis=at), at, keep_dims)
@@ -55,21 +57,21 @@ def _extreme(x: Tensor, axis: Any, indices: Any, keep_dims: Any, values: Callabl
     return value, _result(x, places(x.data, axis=at).astype(np.int32), at, keep_dims, tl.int32)
 
 
-def argmax(input: Tensor, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Any:  # noqa: A002
+def argmax(input: Tensor, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Any:
     return max(input, axis, True, keep_dims)[1]
 
 
-def argmin(input: Tensor, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Any:  # noqa: A002
+def argmin(input: Tensor, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Any:
     return min(input, axis, True, keep_dims)[1]
 
 
-def sum(input: Tensor, axis: Any = None, keep_dims: Any = False, dtype: Any = None) -> Tensor:  # noqa: A001, A002
+def sum(input: Tensor, axis: Any = None, keep_dims: Any = False, dtype: Any = None) -> Tensor:
     """In the input's own type; integers narrower than 32 bits widen to 32."""
     dtype = getattr(dtype, "value", dtype)
     if dtype is not None:
-        input = input.to(dtype)  # noqa: A001
+        input = input.to(dtype)
     elif input.dtype.is_int() and input.dtype.int_bitwidth < 32:
-        input = input.to(tl.uint32 if input.dtype.is_int_unsigned() else tl.int32)  # noqa: A001
+        input = input.to(tl.uint32 if input.dtype.is_int_unsigned() else tl.int32)
     x, at = _axis(input, axis)
     if x.dtype.name == "bf16":
         total = dtypes.from_f32(dtypes.to_f32(x.data, x.dtype).sum(axis=at), x.dtype)
@@ -78,17 +80,17 @@ def sum(input: Tensor, axis: Any = None, keep_dims: Any = False, dtype: Any = No
     return _result(x, total, at, keep_dims)
 
 
-def xor_sum(input: Tensor, axis: Any = None, keep_dims: Any = False) -> Tensor:  # noqa: A002
+def xor_sum(input: Tensor, axis: Any = None, keep_dims: Any = False) -> Tensor:
     x, at = _axis(input, axis)
     return _result(x, np.bitwise_xor.reduce(x.data, axis=at), at, keep_dims)
 
 
-def reduce_or(input: Tensor, axis: Any = None, keep_dims: Any = False) -> Tensor:  # noqa: A002
+def reduce_or(input: Tensor, axis: Any = None, keep_dims: Any = False) -> Tensor:
     x, at = _axis(input, axis)
     return _result(x, np.bitwise_or.reduce(x.data, axis=at), at, keep_dims)
 
 
-def reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: Any = False) -> Any:  # noqa: A002
+def reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: Any = False) -> Any:
     """Any combine function: folds halves of the axis until one slice is left."""
     many = isinstance(input, tuple)
     parts = [_axis(x, axis) for x in (input if many else (input,))]
@@ -96,14 +98,18 @@ def reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: Any
     stacks = [np.moveaxis(x.data, at, 0) for x in tensors]
     while len(stacks[0]) > 1:
         half = len(stacks[0]) // 2
-        sides = [Tensor(stack[i * half : (i + 1) * half], x.dtype) for i in (0, 1) for stack, x in zip(stacks, tensors, strict=True)]
+        sides = [
+            Tensor(stack[i * half : (i + 1) * half], x.dtype)
+            for i in (0, 1)
+            for stack, x in zip(stacks, tensors, strict=True)
+        ]
         folded = combine_fn(*sides)
         stacks = [y.data for y in (folded if isinstance(folded, tuple) else (folded,))]
     results = tuple(_result(x, stack[0], at, keep_dims) for stack, x in zip(stacks, tensors, strict=True))
     return results if many else results[0]
 
 
-def cumsum(input: Tensor, axis: Any = 0, reverse: Any = False, dtype: Any = None) -> Tensor:  # noqa: A002
+def cumsum(input: Tensor, axis: Any = 0, reverse: Any = False, dtype: Any = None) -> Tensor:
     x, at = _axis(input, axis)
     data = np.flip(x.data, at) if reverse else x.data
     total = np.cumsum(data, axis=at, dtype=x.data.dtype)

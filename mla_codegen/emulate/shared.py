@@ -62,7 +62,13 @@ class Descriptor:
     """A view of an allocation: element type, shape, byte strides and byte offset."""
 
     def __init__(
-        self, allocation: Allocation, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, layout: Any
+        self,
+        allocation: Allocation,
+        dtype: Any,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        layout: Any,
     ) -> None:
         self.allocation = allocation
         self.dtype = dtype
@@ -97,7 +103,12 @@ class Descriptor:
                 f"index {at} of {self}, which has {self.shape[0]} along dimension 0", "a stage index without % STAGES"
             )
         return Descriptor(
-            self.allocation, self.dtype, self.shape[1:], self.strides[1:], self.offset + at * self.strides[0], self.layout
+            self.allocation,
+            self.dtype,
+            self.shape[1:],
+            self.strides[1:],
+            self.offset + at * self.strides[0],
+            self.layout,
         )
 
     def slice(self, start: Any, length: Any, dim: Any = 0) -> Descriptor:
@@ -145,7 +156,9 @@ class Descriptor:
 
     def _need_rows(self, what: str) -> None:
         if self.strides != _row_major(self.shape, self.itemsize):
-            raise EmulatorError(f"{what} of a permuted or sliced view: {self}", f"{what} the allocation, then slice or permute")
+            raise EmulatorError(
+                f"{what} of a permuted or sliced view: {self}", f"{what} the allocation, then slice or permute"
+            )
 
     def _keep_alive(self) -> None:
         return None
@@ -189,7 +202,9 @@ class Descriptor:
         """Raise if a copy into this region is still on its way, or if part of it was never written."""
         for copy in self.allocation.arriving:
             if self.overlaps(copy.target):
-                raise EmulatorError(f"{what} {self} before {copy.what} issued at {copy.line} has landed", copy.missing())
+                raise EmulatorError(
+                    f"{what} {self} before {copy.what} issued at {copy.line} has landed", copy.missing()
+                )
         if not self.allocation.complete:
             holes = self._shadow() != -1
             if holes.any():

@@ -23,7 +23,9 @@ class Program:
     lanes: int
     arch: str
     gluon: bool
-    dirty: set[Allocation] = field(default_factory=set)  # generic stores that no fence has made visible to TMA and wgmma
+    dirty: set[Allocation] = field(
+        default_factory=set
+    )  # generic stores that no fence has made visible to TMA and wgmma
     uncommitted: list[Copy] = field(default_factory=list)  # async copies since the last commit_group
     groups: list[Group] = field(default_factory=list)  # committed groups still in flight, oldest first
     products: list[Any] = field(default_factory=list)  # asynchronous warpgroup_mma still running, oldest first

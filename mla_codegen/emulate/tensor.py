@@ -23,6 +23,14 @@ _NATIVE = {"fp16", "fp32", "fp64", "int8", "int16", "int32", "int64", "uint8", "
 _COMPARE = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
 
 
+def _forward(op: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
+    return lambda self, other: binary(op, self, other)
+
+
+def _reverse(op: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
+    return lambda self, other: binary(op, other, self)
+
+
 class TensorType:
     """What `tensor.type` shows: scalar type, shape, layout."""
 
@@ -63,7 +71,8 @@ class Tensor:
     def __bool__(self) -> bool:
         if self.shape:
             raise EmulatorError(
-                f"a tensor of shape {list(self.shape)} used as a condition", "`if` and `and` need a scalar; use gl.where or &"
+                f"a tensor of shape {list(self.shape)} used as a condition",
+                "`if` and `and` need a scalar; use gl.where or &",
             )
         return bool(self.data)
 
@@ -118,7 +127,7 @@ class Tensor:
         return self.permute(*(order or (1, 0)))
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 - Triton's name
+    def T(self) -> Tensor:
         return self.trans()
 
     def to(self, dtype: Any, fp_downcast_rounding: Any = None, bitcast: bool = False) -> Tensor:
@@ -143,85 +152,26 @@ class Tensor:
             return Tensor(self.data, dtype, self.layout, self.buffer)
         scaled = self.data * old
         if np.any(scaled % new):
-            raise EmulatorError(f"pointer cast to {dtype.element_ty} at an offset that is not a multiple of {new} bytes")
+            raise EmulatorError(
+                f"pointer cast to {dtype.element_ty} at an offset that is not a multiple of {new} bytes"
+            )
         return Tensor(scaled // new, dtype, self.layout, self.buffer)
 
     # operators
 
-    def __add__(self, other: Any) -> Tensor:
-        return binary(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return binary(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return binary(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return binary(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return binary(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return binary(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return binary(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return binary(operator.truediv, other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return binary(operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return binary(operator.floordiv, other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return binary(operator.mod, self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return binary(operator.mod, other, self)
-
-    def __and__(self, other: Any) -> Tensor:
-        return binary(operator.and_, self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return binary(operator.and_, other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return binary(operator.or_, self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return binary(operator.or_, other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return binary(operator.xor, self, other)
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return binary(operator.lshift, self, other)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return binary(operator.rshift, self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return binary(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return binary(operator.le, self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return binary(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return binary(operator.ge, self, other)
-
-    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return binary(operator.eq, self, other)
-
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return binary(operator.ne, self, other)
+    __add__, __radd__ = _forward(operator.add), _reverse(operator.add)
+    __sub__, __rsub__ = _forward(operator.sub), _reverse(operator.sub)
+    __mul__, __rmul__ = _forward(operator.mul), _reverse(operator.mul)
+    __truediv__, __rtruediv__ = _forward(operator.truediv), _reverse(operator.truediv)
+    __floordiv__, __rfloordiv__ = _forward(operator.floordiv), _reverse(operator.floordiv)
+    __mod__, __rmod__ = _forward(operator.mod), _reverse(operator.mod)
+    __and__, __rand__ = _forward(operator.and_), _reverse(operator.and_)
+    __or__, __ror__ = _forward(operator.or_), _reverse(operator.or_)
+    __xor__, __rxor__ = _forward(operator.xor), _reverse(operator.xor)
+    __lshift__, __rlshift__ = _forward(operator.lshift), _reverse(operator.lshift)
+    __rshift__, __rrshift__ = _forward(operator.rshift), _reverse(operator.rshift)
+    __lt__, __le__, __gt__, __ge__ = (_forward(op) for op in (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _forward(operator.eq), _forward(operator.ne)  # type: ignore[assignment]
 
     def __neg__(self) -> Tensor:
         return binary(operator.sub, 0, self) if self.dtype.is_int() else binary(operator.mul, self, -1.0)
@@ -270,7 +220,9 @@ def broadcast_pair(a: Tensor, b: Tensor, what: str) -> tuple[tuple[int, ...], An
         shape = a.shape
     else:
         if len(a.shape) != len(b.shape) and current().gluon:
-            raise EmulatorError(f"{what} of shapes {list(a.shape)} and {list(b.shape)}: the ranks differ", "add [:, None]")
+            raise EmulatorError(
+                f"{what} of shapes {list(a.shape)} and {list(b.shape)}: the ranks differ", "add [:, None]"
+            )
         try:
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:
