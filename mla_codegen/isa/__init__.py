@@ -1,1 +1,41 @@
-"""See what Triton's compiler made of a kernel, for AMD and NVIDIA targets, with no GPU present."""
+"""See what Triton's compiler made of a kernel, for AMD and NVIDIA targets, with no GPU present.
+
+`inspect_cases` does it all; the modules behind it: `job` (what to compile), `compile` (processes and cache), `versions`
+(other Triton releases), `amd`, `nvidia` and `listing` (assembly), `describe` (the report), `limits`, `model`, `table`.
+"""
+
+from mla_codegen.isa.compile import Compiled, Failed, compile_jobs
+from mla_codegen.isa.describe import describe
+from mla_codegen.isa.job import CompileJob, JobError
+from mla_codegen.isa.limits import Broken, LimitError, check, limit_names, validate
+from mla_codegen.isa.model import ModelError, Prediction, Workload, predict
+from mla_codegen.isa.report import CLASSES, HotLoop, Occupancy, Report
+from mla_codegen.isa.run import Case, Row, inspect_cases
+from mla_codegen.isa.versions import VersionError, ensure_triton
+
+__all__ = [
+    "CLASSES",
+    "Broken",
+    "Case",
+    "CompileJob",
+    "Compiled",
+    "Failed",
+    "HotLoop",
+    "JobError",
+    "LimitError",
+    "ModelError",
+    "Occupancy",
+    "Prediction",
+    "Report",
+    "Row",
+    "VersionError",
+    "Workload",
+    "check",
+    "compile_jobs",
+    "describe",
+    "ensure_triton",
+    "inspect_cases",
+    "limit_names",
+    "predict",
+    "validate",
+]

@@ -7,6 +7,7 @@ the environment that Triton reads), one gzip file each, written beside and renam
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import importlib.metadata
@@ -31,9 +32,10 @@ WORKER = Path(__file__).with_name("worker.py")
 TAIL_LINES = 25
 _READ_BY_TRITON = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_", "ALLOW_", "ENABLE_", "USE_", "PTXAS_", "NVPTX_")
 # Where files go and what is printed changes no binary; the interpreter would replace the compiler altogether.
-_WITHOUT_EFFECT = frozenset(
-    "TRITON_CACHE_DIR TRITON_HOME TRITON_DUMP_DIR TRITON_OVERRIDE_DIR TRITON_INTERPRET TRITON_PRINT_AUTOTUNING "
-    "TRITON_ALWAYS_COMPILE TRITON_KERNEL_DUMP TRITON_CACHE_AUTOTUNING TRITON_DUMP_PTXAS_LOG".split()
+_WITHOUT_EFFECT = (
+    *("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TRITON_CACHE_AUTOTUNING"),
+    *("TRITON_PRINT_AUTOTUNING", "TRITON_ALWAYS_COMPILE", "TRITON_KERNEL_DUMP", "TRITON_DUMP_PTXAS_LOG"),
+    "TRITON_INTERPRET",
 )
 
 
@@ -101,7 +103,8 @@ def compile_jobs(
     outcomes: dict[int, Outcome] = {}
     with ThreadPoolExecutor(max_workers=parallel) as pool:
         running = {
-            pool.submit(_compile_one, job, version, triton_path, timeout_s, use_cache): index for index, job in enumerate(jobs)
+            pool.submit(_compile_one, job, version, triton_path, timeout_s, use_cache): index
+            for index, job in enumerate(jobs)
         }
         pending = set(running)
         while pending:
@@ -126,7 +129,7 @@ def _environment(triton_path: Path | None, scratch: str) -> dict[str, str]:
 
 
 def cache_key(job: CompileJob, triton: str) -> str:
-    """Content key of a result: job and source, Triton release, worker, and the variables that Triton's compiler reads."""
+    """Content key of a result: job and source, Triton release, worker, and the variables that Triton reads."""
     relevant = {
         name: value
         for name, value in _environment(None, "").items()
@@ -189,17 +192,15 @@ def _run_worker(
     record: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if "error" in record:
         reason = str(record["error"]).strip().splitlines()[0]
-        return Failed(job, triton, reason, _tail(printed + "\n" + record["error"] + "\n" + record["traceback"]), seconds)
+        return Failed(job, triton, reason, _tail(printed + "\n" + record["traceback"]), seconds)
     record["log"] = printed[-20000:]
     return record
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the worker and whatever it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -21,8 +21,8 @@ AMD_ARCHES = ("gfx942", "gfx950")
 NVIDIA_ARCHES = ("sm_80", "sm_90", "sm_120")
 ARCHES = AMD_ARCHES + NVIDIA_ARCHES
 
-_SCALARS = frozenset("i1 i8 i16 i32 i64 u1 u8 u16 u32 u64 fp16 bf16 fp32 fp64".split())
-_ELEMENTS = _SCALARS | frozenset("fp8e4nv fp8e4b8 fp8e4b15 fp8e5 fp8e5b16".split())
+_SCALARS = frozenset(["i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64"])
+_ELEMENTS = _SCALARS | frozenset(["fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16"])
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\](?:,\s*(.+))?>$")
 
 
@@ -61,7 +61,7 @@ class CompileJob:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
         object.__setattr__(self, "divisible", frozenset(self.divisible))
-        object.__setattr__(self, "signature", {**self.signature, **{name: "constexpr" for name in self.constexprs}})
+        object.__setattr__(self, "signature", {**self.signature, **dict.fromkeys(self.constexprs, "constexpr")})
         if self.arch not in ARCHES:
             raise JobError(f"arch {self.arch!r}: known are {', '.join(ARCHES)}")
         for name, kind in self.signature.items():

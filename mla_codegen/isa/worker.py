@@ -5,6 +5,8 @@ and can hang; so it lives here, alone. The file imports the standard library and
 Triton releases other than the one that this package is installed with.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib.util
 import json
@@ -15,35 +17,36 @@ import tempfile
 import time
 import traceback
 import types
+from typing import Any
 
 
 class _StandIn(type):
     """Takes the place of a name that could not be imported: usable as an annotation, a decorator or a base class."""
 
-    def __getattr__(cls, name):
+    def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return cls
 
-    def __getitem__(cls, item):
+    def __getitem__(cls, item: Any) -> Any:
         return cls
 
 
 class Missing(metaclass=_StandIn):
     """Stands for what a module that is not installed would have given."""
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return args[0] if len(args) == 1 and not kwargs and callable(args[0]) else cls
 
 
 class _MissingModule(types.ModuleType):
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return Missing
 
 
-def _import_or_stand_in(node, module, notes):
+def _import_or_stand_in(node: ast.Import | ast.ImportFrom, module: types.ModuleType, notes: list[str]) -> None:
     """Run one import statement; a module that is not there becomes a stand-in, so that annotations still resolve."""
     code = compile(ast.Module([node], []), module.__file__, "exec")
     try:
@@ -58,11 +61,11 @@ def _import_or_stand_in(node, module, notes):
                 module.__dict__[bound] = Missing
 
 
-def load_module(path):
+def load_module(path: str) -> tuple[types.ModuleType, list[str]]:
     """Define what the file defines without running its statements.
 
-    Imports, functions, classes, assignments and conditionals are executed; expressions (calls), loops, `with` blocks and
-    assertions at module level are not. An assignment that fails (a tensor on a GPU that is not there) is skipped.
+    Imports, functions, classes, assignments and conditionals are executed; expressions (calls), loops, `with` blocks
+    and assertions at module level are not. An assignment that fails (a tensor on a GPU that is not there) is skipped.
     Returns (module, notes): the notes say what was skipped or stood in for.
     """
     with open(path, encoding="utf-8") as file:
@@ -95,13 +98,11 @@ def load_module(path):
     return module, notes
 
 
-def find_kernel(module, name, notes):
+def find_kernel(module: types.ModuleType, name: str, notes: list[str]) -> Any:
     """The JIT function called `name`, taken out of autotuner and heuristics wrappers."""
     kernel = getattr(module, name, None)
-    while kernel is not None and not hasattr(kernel, "arg_names") or hasattr(kernel, "configs"):
+    while kernel is not None and (hasattr(kernel, "configs") or not hasattr(kernel, "cache_key")):
         kernel = getattr(kernel, "fn", None)
-        if kernel is None:
-            break
     if kernel is None or not hasattr(kernel, "cache_key"):
         kernels = sorted(key for key, value in vars(module).items() if hasattr(value, "cache_key"))
         hint = "; ".join(notes[:4])
@@ -112,13 +113,13 @@ def find_kernel(module, name, notes):
     return kernel
 
 
-def _value(value, module):
+def _value(value: Any, module: types.ModuleType) -> Any:
     if isinstance(value, str) and value.startswith("="):
         return eval(value[1:], module.__dict__)
     return value
 
 
-def _nvidia_listing(binary, arch):
+def _nvidia_listing(binary: bytes) -> dict[str, str]:
     """SASS with labels and the resource usage of a cubin, by the tools inside the Triton wheel."""
     import triton
 
@@ -129,12 +130,15 @@ def _nvidia_listing(binary, arch):
             file.write(binary)
         sass = subprocess.run([os.path.join(tools, "nvdisasm"), "-c", path], capture_output=True, text=True, check=True)
         usage = subprocess.run(
-            [os.path.join(tools, "cuobjdump"), "--dump-resource-usage", path], capture_output=True, text=True, check=True
+            [os.path.join(tools, "cuobjdump"), "--dump-resource-usage", path],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     return {"sass": sass.stdout, "resources": usage.stdout}
 
 
-def compile_request(request):
+def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     """Compile the job; returns the record that goes to RESULT.json (assembly, metadata, seconds)."""
     module, notes = load_module(request["file"])
     import triton
@@ -162,17 +166,32 @@ def compile_request(request):
         source_class(kernel, signature, constexprs, attrs), target=target, options=dict(request["options"])
     )
     seconds = time.perf_counter() - start
-    metadata = {"shared": compiled.metadata.shared, "num_warps": compiled.metadata.num_warps, "name": compiled.metadata.name}
+    metadata = {
+        "shared": compiled.metadata.shared,
+        "num_warps": compiled.metadata.num_warps,
+        "name": compiled.metadata.name,
+    }
     record = {"triton": triton.__version__, "seconds": seconds, "notes": notes, "metadata": metadata}
     if arch.startswith("gfx"):
         record.update(asm=compiled.asm["amdgcn"], binary_bytes=len(compiled.asm["hsaco"]))
     else:
         record.update(asm=compiled.asm["ptx"], binary_bytes=len(compiled.asm["cubin"]))
-        record.update(_nvidia_listing(compiled.asm["cubin"], arch))
+        record.update(_nvidia_listing(compiled.asm["cubin"]))
     return record
 
 
-def main():
+def _reason(error: BaseException) -> str:
+    """One line: the first error's kind and place, and the innermost error's words (Triton nests one per function)."""
+    inner = error
+    while cause := inner.__cause__ or inner.__context__:
+        inner = cause
+    if inner is error:
+        return f"{type(error).__name__}: {error}"
+    place = str(error).strip().splitlines()[0][:80]
+    return f"{type(error).__name__} {place} {type(inner).__name__}: {str(inner).strip()}"
+
+
+def main() -> None:
     request_path, result_path = sys.argv[1:3]
     # This file's folder must not shadow modules of the inspected file.
     here = os.path.dirname(os.path.abspath(__file__))
@@ -182,7 +201,7 @@ def main():
     try:
         record = compile_request(request)
     except Exception as error:
-        record = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        record = {"error": _reason(error), "traceback": traceback.format_exc()}
     with open(result_path + ".part", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.replace(result_path + ".part", result_path)
