@@ -8,6 +8,7 @@ from .errors import Place, Problem, quoted
 from .tree import MAX_DEPTH, Flaw
 
 MISFIT = "this does not line up with what stands above it"
+QUOTE = "put the text in quotes"
 INDENT = "indent the keys of one block alike, with spaces; put text that holds `: ` in quotes"
 # The parser's words (libyaml's, or the pure Python one's) -> what is wrong, and how to mend it
 _WORDS = (
@@ -20,6 +21,15 @@ _WORDS = (
     ("expected key", MISFIT, INDENT),
     ("expected <block end>", MISFIT, INDENT),
     ("could not find expected ':'", "a `:` is missing after this key", "write `key: value`"),
+    ("sequence entries are not allowed", "a list entry cannot begin here", "begin the list on a line of its own"),
+    ("mapping keys are not allowed", "a `?` cannot stand here", QUOTE),
+    ("alphabetic or numeric character", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
+    ("non-alphabetical character", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
+    ("expected directive name", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
+    ("comment or line break", "text cannot follow a `|` or `>` on its line", QUOTE),
+    ("comment or a line break", "text cannot follow a `|` or `>` on its line", QUOTE),
+    ("chomping or indentation", "text cannot follow a `|` or `>` on its line", QUOTE),
+    ("unexpected ':'", "there cannot be a `:` here", INDENT),
     ("undefined tag handle", "a tag has no meaning in a spec", "remove the `!...`, or put the text in quotes"),
     ("unknown escape character", "the backslash escape is unknown", "write the text in single quotes"),
     ("incompatible YAML document", "this YAML version is unknown", "remove the %YAML line"),
@@ -54,10 +64,18 @@ def syntax_flaw(error: yaml.YAMLError, text: str, open_places: list[Place]) -> F
                 return Problem((), f"the `{bracket}` is never closed", fix=f"add `{_BRACKETS[bracket]}`"), opened
     if "cannot start any token" in said:
         what = f"no value can begin with {quoted(line[mark.column : mark.column + 1])}"
-        return Problem((), what, fix="put the text in quotes"), place
+        return Problem((), what, fix=QUOTE), place
     if "unknown escape" in said and line[mark.column : mark.column + 1] != "\\":
         place = (mark.line + 1, mark.column)  # the pure Python parser points behind the backslash
+    if "could not find expected ':'" in said and error.context_mark is not None:
+        place = (error.context_mark.line + 1, error.context_mark.column + 1)  # the key
+    if "mapping values are not allowed" in said:
+        before = next((n for n in range(mark.line - 1, -1, -1) if lines[n].split("#")[0].strip()), None)
+        if before is not None and ":" not in lines[before]:
+            return Problem((), "there cannot be a `:` here", fix=f"is a `:` missing on line {before + 1}?"), place
     for words, what, fix in _WORDS:
         if words in said:
+            if what.startswith("a comma") and error.context_mark is not None and error.context_mark.line < mark.line:
+                what += f" (it opens on line {error.context_mark.line + 1})"
             return Problem((), what, fix=fix), place
     return Problem((), f"this is not YAML: {said}"), place

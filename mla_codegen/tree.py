@@ -14,7 +14,7 @@ import yaml
 
 from .errors import Loc, Place, Problem, quoted
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is fifty times faster; the events are the same
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is far faster and gives the same events
 MAX_DEPTH = 20
 MAX_VALUES = 50_000  # aliases counted at every use: nested aliases would otherwise grow without bound
 

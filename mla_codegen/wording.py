@@ -15,7 +15,7 @@ ALIASES |= {"float8_e4m3fnuz": "fp8_e4m3fnuz", "e4m3": "fp8_e4m3fn", "e4m3fn": "
 
 
 def problems_of(error: ValidationError, source: Source) -> list[Problem]:
-    """The Problems behind a failed validation of `source.data`, without those that rules.empty_values reports."""
+    """The Problems behind a failed validation of `source.data`; values left empty are for the rules to report."""
     findings: dict[Loc, str] = {}
     for found in error.errors(include_url=False, include_context=False, include_input=False):
         loc, kind = _real(found["loc"], source), found["type"]
@@ -141,8 +141,9 @@ def _near_number(value: int | float, options: list[dict[str, Any]]) -> str:
             below, above = [n for n in numbers if n < value], [n for n in numbers if n > value]
             return "write " + " or ".join(str(n) for n in (below[-1:] + above[:1]))
         if option.get("type") == "integer":
-            low, high = option["minimum"], option["maximum"]
-            return f"write {low if value < low else high if value > high else round(value)}"
+            return (
+                f"write {min(max(round(value), option.get('minimum', round(value))), option.get('maximum', 1 << 63))}"
+            )
     return ""
 
 
@@ -153,24 +154,24 @@ def _words(option: dict[str, Any]) -> list[str]:
 
 def _allowed(options: list[dict[str, Any]]) -> str:
     """What the schemas of one value admit, in words."""
-    words = [
-        str(word) for option in options for word in (option.get("enum") or [option.get("const")]) if word is not None
-    ]
+    words = [str(word) for option in options for word in option.get("enum", [option.get("const")]) if word is not None]
     parts = [", ".join(dict.fromkeys(words))] if words else []
-    for option in options:
-        if "enum" in option or "const" in option:
-            continue
-        kind = option["type"]
-        if kind == "integer":
-            text = f"a whole number from {option['minimum']} to {option['maximum']}"
-        elif kind == "array":
-            inner = _allowed(flat(option["items"]))
-            text = f"a list of: {inner}" if not inner.startswith("a ") else f"a list; each entry is {inner}"
-        elif "required" in option:
-            text = f"a mapping with {' and '.join(option['required'])}"
-        else:
-            keys = option.get("properties") or option.get("propertyNames", {}).get("enum", [])
-            text = f"a mapping of {', '.join(keys)}"
-        if text not in parts:
-            parts.append(text)
-    return ", or ".join(parts)
+    parts += [_kind(option) for option in options if "enum" not in option and "const" not in option]
+    return ", or ".join(dict.fromkeys(parts))
+
+
+def _kind(option: dict[str, Any]) -> str:
+    kind = option.get("type")
+    if kind in ("integer", "number"):
+        low, high = option.get("minimum"), option.get("maximum")
+        bounds = (f" from {low}" if low is not None else "") + (f" to {high}" if high is not None else "")
+        return f"a {'whole ' if kind == 'integer' else ''}number{bounds}"
+    if kind == "array":
+        inner = _allowed(flat(option.get("items")))
+        return f"a list; each entry is {inner}" if inner.startswith("a ") else f"a list of: {inner}"
+    if kind == "object":
+        if "required" in option:
+            return f"a mapping with {' and '.join(option['required'])}"
+        keys = option.get("properties") or option.get("propertyNames", {}).get("enum", [])
+        return f"a mapping of {', '.join(keys)}"
+    return {"boolean": "true, false"}.get(str(kind), "a text")
