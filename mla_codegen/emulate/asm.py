@@ -1,9 +1,10 @@
 """Plain twins of the assembly that kernels inline: {assembly text -> numpy function}.
 
-A twin gets the element arrays of the assembly's inputs and returns those of its outputs. It says what one *element* becomes,
-so the `pack` of the call (how many elements share a register) is not its concern. bf16 travels as uint16 bits, fp8 as uint8
-bits, everything else as the numpy type of the same name. To add one, decorate a function with `@twin("the text")`; the text is
-compared with its white space normalised. `tests/emulate/test_asm.py` holds each twin to its reference for all 256 byte values.
+A twin gets the element arrays of the assembly's inputs and returns those of its outputs. It says what one
+*element* becomes, so the `pack` of the call (how many elements share a register) is not its concern. bf16 travels
+as uint16 bits, fp8 as uint8 bits, everything else as the numpy type of the same name. To add one, decorate a
+function with `@twin("the text")`; the text is compared with its white space normalised.
+`tests/emulate/test_asm.py` holds each twin to its reference for all 256 byte values.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def run(text: str, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def perm_b32(high: Array, low: Array, selector: int) -> Array:
-    """AMD's v_perm_b32: byte i of the result is byte (selector's byte i) of {high, low}; 0..3 are low's, 4..7 high's, 0x0c is 0."""
+    """AMD's v_perm_b32: byte i of the selector picks byte i out of {high, low}: 0..3 low's, 4..7 high's, 0x0c zero."""
     pool = [
         (np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF)
         for word in (low, high)
@@ -81,7 +82,7 @@ def perm_b32(high: Array, low: Array, selector: int) -> Array:
 
 
 def prmt_b32(a: Array, b: Array, selector: int) -> Array:
-    """PTX prmt.b32 in its default mode: nibble i of the selector picks byte i out of {b, a}; bit 3 repeats the byte's sign."""
+    """PTX prmt.b32, default mode: nibble i of the selector picks byte i out of {b, a}; bit 3 repeats its sign."""
     pool = [
         (np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF) for word in (a, b) for i in range(4)
     ]

@@ -1,7 +1,7 @@
 """Asynchronous copies and barriers. Everything lands as late as the program allows, so a missing wait always shows.
 
-A copy takes its source when it is issued; its bytes reach shared memory only inside the wait that covers it (wait_group, or
-mbarrier.wait of the phase that counts it). Until then any access to its target is an error.
+A copy takes its source when it is issued; its bytes reach shared memory only inside the wait that covers it
+(wait_group, or mbarrier.wait of the phase that counts it). Until then any access to its target is an error.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def wait(mbarrier: Descriptor, phase: Any, pred: Any = True, deps: Any = ()) -> 
         if scheduler is None or not scheduler.block():
             raise EmulatorError(
                 f"deadlock: mbarrier.wait for parity {parity} never returns: {barrier.why()}",
-                "expect names other bytes than the copies bring, nothing was issued for this phase, or the parity is wrong",
+                "expect names other bytes than the copies bring, nothing was issued, or the parity is wrong",
             )
     if current().scheduler is not None:
         current().scheduler.progress()

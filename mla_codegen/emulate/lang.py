@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,8 +237,35 @@ def runtime_range(*args: Any, **options: Any) -> Iterator[Tensor]:
     for bound in bounds[1:]:
         kind = dtypes.promote(kind, False, bound.dtype, False, False)
     make = dtypes.storage_type(kind).type
+    frame = sys._getframe(1)
+    before: dict[str, Tensor] | None = {}
     for i in builtins.range(*(int(bound) for bound in bounds)):
+        if before == {}:
+            before = {name: value for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
+        elif before is not None:
+            _check_carried(before, frame.f_locals)
+            before = None  # one pass of the body tells
         yield Tensor(make(i), kind)
+    if before:
+        _check_carried(before, frame.f_locals)
+
+
+def _check_carried(before: dict[str, Tensor], after: dict[str, Any]) -> None:
+    """Raise if the loop body gave a tensor that existed before the loop another type, shape or layout."""
+    for name, old in before.items():
+        new = after.get(name)
+        if not isinstance(new, Tensor) or new is old:
+            continue
+        for what, x, y in (
+            ("type", old.dtype, new.dtype),
+            ("shape", old.shape, new.shape),
+            ("layout", old.layout, new.layout),
+        ):
+            if x != y and not (what == "layout" and AUTO in (x, y)):
+                raise EmulatorError(
+                    f"variable {name} enters a loop with {what} {x} and leaves its body with {y}",
+                    "a loop-carried variable keeps type, shape and layout: convert it back, or use another name",
+                )
 
 
 def static_assert(cond: Any, msg: Any = "") -> None:

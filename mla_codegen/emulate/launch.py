@@ -1,4 +1,4 @@
-"""`@gluon.jit` and `@triton.jit` of the emulator: a kernel is its Python function, run once for each program of the grid."""
+"""`@gluon.jit` and `@triton.jit` of the emulator: a kernel is its Python function, run once a program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Layouts: what Gluon demands of them, and where an operation leaves its result.
 
-The layout classes are Triton's own. Every layout is interned, so that equality in the hot path is identity. What reshape,
-permute, split and join do to a layout is computed on its linear form (bases of register, lane and warp), which Triton's
-library gives without a GPU.
+The layout classes are Triton's own. Every layout is interned, so that equality in the hot path is identity. What
+reshape, permute, split and join do to a layout is computed on its linear form (bases of register, lane and warp),
+which Triton's library gives without a GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def sliced(layout: Any, axis: int) -> Any:
 
 
 def expanded(layout: Any, axis: int) -> Any:
-    """The layout of `tensor[..., None, ...]` with the new dimension at `axis`: the parent of a slice along that axis."""
+    """The layout of a tensor with a new dimension at `axis`: the parent of a slice along that axis."""
     if layout is AUTO:
         return AUTO
     if not isinstance(layout, SliceLayout):
@@ -122,7 +122,8 @@ def agree(a: Any, b: Any, shape: tuple[int, ...], what: str) -> Any:
     if a is AUTO:
         return b
     if isinstance(a, LinearLayout) or isinstance(b, LinearLayout):
-        if len(shape) == a.rank == b.rank and linear(a, shape) == linear(b, shape):
+        same = len(shape) == a.rank == b.rank and linear(a, shape) == linear(b, shape)
+        if same:
             return b if isinstance(a, LinearLayout) else a
     raise EmulatorError(
         f"layouts of {what} differ: {a} against {b}", "give both the same layout, or call gl.convert_layout on one"
@@ -182,9 +183,11 @@ def joined(layout: Any, shape: tuple[int, ...]) -> Any:
     if layout is AUTO:
         return AUTO
     source = linear(layout, shape)
-    grow = [[[*basis, 0] for basis in bases] for bases in (source.reg_bases, source.lane_bases, source.warp_bases, [])]
-    grow[0].insert(0, [0] * len(shape) + [1])
-    return intern(LinearLayout(*grow, [*shape, 2]))
+    register, lane, warp = (
+        [[*basis, 0] for basis in bases] for bases in (source.reg_bases, source.lane_bases, source.warp_bases)
+    )
+    register.insert(0, [0] * len(shape) + [1])
+    return intern(LinearLayout(register, lane, warp, [], [*shape, 2]))
 
 
 def split(layout: Any, shape: tuple[int, ...]) -> Any:
@@ -204,7 +207,7 @@ def split(layout: Any, shape: tuple[int, ...]) -> Any:
 
 
 def byte_pattern(layout: Any, shape: tuple[int, ...], itemsize: int) -> tuple[Any, ...]:
-    """What decides where the bytes of a shared tile lie: two views alias byte for byte when their patterns are equal."""
+    """What decides where the bytes of a shared tile lie: views of equal patterns alias byte for byte."""
     row = shape[-1] * itemsize if shape else itemsize
     if isinstance(layout, NVMMASharedLayout):
         width = layout.swizzle_byte_width

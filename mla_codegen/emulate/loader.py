@@ -22,7 +22,7 @@ def load(
 
     path_or_source   a path to a Python file, or its text (anything with a newline)
     name             the module's `__name__`
-    arch             one of ARCHES; by default what the file's imports say: gfx950 for cdna4, gfx942 for other AMD, else sm_90
+    arch             one of ARCHES; by default what the file says: gfx950 for cdna4, gfx942 for other AMD, else sm_90
     package          modules that the file may import by these dotted names, for files that import each other
     """
     text = str(path_or_source)

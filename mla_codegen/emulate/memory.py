@@ -1,8 +1,8 @@
 """Global memory: the tensors passed to a kernel, with every address checked and unwritten bytes told from written ones.
 
-A pointer is a buffer (the tensor argument it came from) and element offsets. An access may touch only elements of that very
-tensor: not the gaps of a strided view, not the neighbour behind it. `poison` marks a tensor as written by nobody, so that a
-kernel that reads it first is caught; `torch.empty` inside emulated modules does so by itself.
+A pointer is a buffer (the tensor argument it came from) and element offsets. An access may touch only elements of
+that very tensor: not the gaps of a strided view, not the neighbour behind it. `poison` marks a tensor as written
+by nobody, so that a kernel that reads it first is caught; `torch.empty` inside emulated modules does so by itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mla_codegen.emulate.dtypes import poison_value, storage_type
 from mla_codegen.emulate.errors import EmulatorError
 
 _unwritten: dict[int, tuple[NDArray[np.uint8], int]] = {}
-# storage address -> one byte a byte, 1 once a kernel wrote it; and the tensor's version, which moves when host code writes it
+# storage address -> 1 for each byte that a kernel wrote; and the tensor's version, which moves when host code writes it
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill `tensor` with NaN (0x7f bytes where there is none) and mark it unwritten; returns it.
 
-    An emulated kernel that reads an element before a kernel stored it is stopped. The mark ends with the tensor's life or
-    with `forget`; an in-place write by host code ends it too.
+    An emulated kernel that reads an element before a kernel stored it is stopped. The mark ends with the tensor's life,
+    with `forget`, or with an in-place write by host code.
     """
     with torch.no_grad():
         if tensor.is_floating_point() and tensor.element_size() > 1:
@@ -63,7 +63,7 @@ def forget(tensor: torch.Tensor) -> None:
 
 
 def unwritten(tensor: torch.Tensor) -> torch.Tensor:
-    """Bool tensor of `tensor`'s shape: which elements of a poisoned tensor no kernel has stored (all False if not poisoned)."""
+    """Bool tensor of `tensor`'s shape: what no kernel has stored in a poisoned tensor (else all False)."""
     shadow = _shadow(tensor)
     if shadow is None:
         return torch.zeros(tensor.shape, dtype=torch.bool)
@@ -130,7 +130,9 @@ def _fault(
         if other is not buffer and other.address <= target < other.address + len(other.bytes):
             cause += f"; that address lies in argument {other.describe()}"
     if 0 <= offset < elements:
-        what = f"{verb} in a gap of the strided argument {buffer.describe()}: {at}element offset {offset} is not one of its elements"
+        what = (
+            f"{verb} in a gap of the strided argument {buffer.describe()}: {at}element offset {offset} is not its own"
+        )
         cause = "a row or head stride of the tensor is not the one that the kernel uses"
     raise EmulatorError(what, cause)
 

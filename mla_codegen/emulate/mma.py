@@ -1,7 +1,8 @@
 """Matrix products: operands exact in their own element type, float32 (or int32) accumulators.
 
-The order of the additions is the CPU library's, not the hardware's, so results agree within rounding. Each family's rules about layouts,
-element types and shapes are checked: what the compiler would refuse is an error here.
+The order of the additions is the CPU library's, not the hardware's, so results agree within rounding. Each
+family's rules about layouts, element types and shapes are checked: what the compiler would refuse is an error
+here.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def mfma(a: Any, b: Any, acc: Any) -> Tensor:
         if x.dtype.is_fp8() and x.dtype.name not in _MFMA_FP8[parent.version]:
             raise EmulatorError(
                 f"mfma on {_TARGET[parent.version]} with {x.dtype} operands, which it lacks",
-                "gfx942 has fp8e4b8 (e4m3fnuz), gfx950 fp8e4nv (e4m3fn); the compiler would decode in software or refuse",
+                "gfx942 has fp8e4b8 (e4m3fnuz), gfx950 fp8e4nv (e4m3fn); the compiler decodes in software or refuses",
             )
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
         raise EmulatorError(f"mfma of {a.dtype} and {b.dtype}: both operands must have one type")
@@ -236,15 +237,10 @@ def warpgroup_mma_wait(num_outstanding: Any = 0, deps: Any = None) -> Any:
     while len(running) > getattr(num_outstanding, "value", num_outstanding):
         for reader in running.pop(0).readers:
             reader.finish()
-    values = []
-    for dep in deps:
-        if isinstance(dep, Accumulator):
-            if any(dep is product for product in running):
-                values.append(dep)
-                continue
-            values.append(dep.tensor)
-        else:
-            values.append(dep)
+    values = [
+        dep.tensor if isinstance(dep, Accumulator) and not any(dep is token for token in running) else dep
+        for dep in deps
+    ]
     return values[0] if len(values) == 1 else tuple(values)
 
 

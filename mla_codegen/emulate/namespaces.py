@@ -52,59 +52,55 @@ class constexpr:
         return lang.plain(value) if state.running() else tl.constexpr(value)
 
 
-DTYPES = {
-    name: getattr(tl, name)
-    for name in (
-        "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
-        "float8e4nv", "float8e4b8", "float8e5", "float8e5b16", "pointer_type", "dtype", "void", "PropagateNan",
-    )
-}  # fmt: skip
+def _pick(home: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(home, name) for name in names.split()}
 
-MATH = {
-    name: getattr(elementwise, name)
-    for name in (
-        "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "floor", "ceil", "erf", "abs", "fma", "fdiv", "div_rn",
-        "umulhi",
-    )
-}  # fmt: skip
 
+DTYPES = _pick(
+    tl,
+    "int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+    " float8e4nv float8e4b8 float8e5 float8e5b16 pointer_type dtype void PropagateNan",
+)
+MATH = _pick(
+    elementwise,
+    "exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos floor ceil erf abs fma fdiv div_rn umulhi",
+)
 COMMON = {
-    name: getattr(home, name)
-    for home, names in {
-        lang: (
-            "program_id", "num_programs", "arange", "full", "zeros", "full_like", "zeros_like", "load", "store", "atomic_add", "atomic_max",
-            "atomic_min", "atomic_xchg", "cdiv", "static_range", "static_assert", "device_assert", "device_print", "assume",
-        ),
-        elementwise: ("where", "maximum", "minimum", "add", "sub", "mul", "cast", "inline_asm_elementwise"),
-        shape: (
-            "expand_dims", "broadcast", "broadcast_to", "reshape", "ravel", "permute", "trans", "join", "interleave", "split", "gather",
-        ),
-    }.items()
-    for name in names
-} | MATH | DTYPES | {
-    "max": reduce.max, "min": reduce.min, "sum": reduce.sum, "argmax": reduce.argmax, "argmin": reduce.argmin,
-    "xor_sum": reduce.xor_sum, "reduce_or": reduce.reduce_or, "reduce": reduce.reduce, "cumsum": reduce.cumsum,
-    "multiple_of": lang.hint, "max_contiguous": lang.hint, "max_constancy": lang.hint, "static_print": print,
-    "to_tensor": as_tensor, "constexpr": constexpr, "tensor": Tensor, "tuple": tuple,
-}  # fmt: skip
-
+    **_pick(
+        lang,
+        "program_id num_programs arange full zeros full_like zeros_like load store atomic_add atomic_max atomic_min"
+        " atomic_xchg cdiv static_range static_assert device_assert device_print assume",
+    ),
+    **_pick(elementwise, "where maximum minimum add sub mul cast inline_asm_elementwise"),
+    **_pick(shape, "expand_dims broadcast broadcast_to reshape ravel permute trans join interleave split gather"),
+    **_pick(reduce, "max min sum argmax argmin xor_sum reduce_or reduce cumsum"),
+    **MATH,
+    **DTYPES,
+    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), lang.hint),
+    "static_print": print,
+    "to_tensor": as_tensor,
+    "constexpr": constexpr,
+    "tensor": Tensor,
+    "tuple": tuple,
+}
 GLUON = {
-    "num_warps": lang.num_warps, "num_ctas": lang.num_ctas, "convert_layout": lang.convert_layout, "set_auto_layout": lang.convert_layout,
-    "thread_barrier": lang.thread_barrier, "allocate_shared_memory": shared.allocate, "dot_fma": mma.dot_fma,
-    "shared_memory_descriptor": shared.Descriptor, "warp_specialize": warps.warp_specialize,
-} | {
-    name: getattr(gluon_layouts, name)
-    for name in (
-        "AutoLayout", "BlockedLayout", "CoalescedLayout", "DistributedLinearLayout", "DotOperandLayout", "NVMMADistributedLayout",
-        "NVMMASharedLayout", "PaddedSharedLayout", "SharedLinearLayout", "SliceLayout", "SwizzledSharedLayout",
-    )
-}  # fmt: skip
-
+    **_pick(lang, "num_warps num_ctas convert_layout thread_barrier"),
+    **_pick(
+        gluon_layouts,
+        "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout"
+        " NVMMASharedLayout PaddedSharedLayout SharedLinearLayout SliceLayout SwizzledSharedLayout",
+    ),
+    "set_auto_layout": lang.convert_layout,
+    "allocate_shared_memory": shared.allocate,
+    "shared_memory_descriptor": shared.Descriptor,
+    "dot_fma": mma.dot_fma,
+    "warp_specialize": warps.warp_specialize,
+}
 HOPPER = {
-    "fence_async_shared": asynchronous.fence_async_shared, "warpgroup_mma": mma.warpgroup_mma, "warpgroup_mma_wait": mma.warpgroup_mma_wait,
-    "warpgroup_mma_init": mma.warpgroup_mma_init, "mma_v2": mma.mma_v2,
-}  # fmt: skip
-BUFFER = {"buffer_load": amd.buffer_load, "buffer_store": amd.buffer_store, "mfma": mma.mfma}
+    **_pick(mma, "warpgroup_mma warpgroup_mma_wait warpgroup_mma_init mma_v2"),
+    "fence_async_shared": asynchronous.fence_async_shared,
+}
+BUFFER = {**_pick(amd, "buffer_load buffer_store"), "mfma": mma.mfma}
 
 
 def _scale_layout(dot_operand_layout: Any, shape: Any) -> Any:
@@ -144,13 +140,10 @@ def build(arch: str) -> dict[str, types.ModuleType]:
             setattr(made[parent], leaf, module)
         return module
 
-    add("triton", {
-        "jit": jit(arch, gluon=False), "cdiv": triton.cdiv, "next_power_of_2": triton.next_power_of_2, "__version__": triton.__version__,
-        "constexpr_function": lambda fn: fn,
-    })  # fmt: skip
-    add("triton.language", COMMON | {
-        "range": lang.runtime_range, "dot": mma.dot, "debug_barrier": lang.thread_barrier,
-    })  # fmt: skip
+    triton_names = {**_pick(triton, "cdiv next_power_of_2 __version__"), "constexpr_function": lambda fn: fn}
+    add("triton", triton_names | {"jit": jit(arch, gluon=False)})
+    plain_triton = {"range": lang.runtime_range, "dot": mma.dot, "debug_barrier": lang.thread_barrier}
+    add("triton.language", COMMON | plain_triton)
     add("triton.language.math", MATH)
     add("triton.language.core", COMMON)
     add("triton.language.extra")

@@ -1,4 +1,4 @@
-"""Reductions along an axis. The result of a layout's axis is its SliceLayout; Triton's promotion of narrow types is kept."""
+"""Reductions along an axis. The result has the SliceLayout of that axis; narrow types widen as in Triton."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def expand_dims(input: Tensor, axis: Any) -> Tensor:
 
 def broadcast(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     shape, layout = broadcast_pair(input, other, "broadcast")
-    return tuple(Tensor(np.broadcast_to(x.data, shape), x.dtype, layout, x.buffer) for x in (input, other))  # type: ignore[return-value]
+    wide = [Tensor(np.broadcast_to(x.data, shape), x.dtype, layout, x.buffer) for x in (input, other)]
+    return wide[0], wide[1]
 
 
 def broadcast_to(input: Tensor, *shape: Any) -> Tensor:

@@ -1,8 +1,9 @@
 """Shared memory: allocations of real bytes, and descriptors that alias them.
 
-Views (index, slice, permute, reshape, reinterpret) are strides over the logical bytes of an allocation; swizzles move no bytes
-here, so a reinterpretation is allowed only where both layouts place every byte alike. Each byte remembers whether anything wrote
-it; each allocation knows the asynchronous copies still on their way into it and the operations still reading it.
+Views (index, slice, permute, reshape, reinterpret) are strides over the logical bytes of an allocation; swizzles
+move no bytes here, so a reinterpretation is allowed only where both layouts place every byte alike. Each byte
+remembers whether anything wrote it; each allocation knows the asynchronous copies still on their way into it and
+the operations still reading it.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ class Descriptor:
         theirs = layouts.byte_pattern(layout, dims, size)
         if mine != theirs:
             raise EmulatorError(
-                f"_reinterpret of {self} as {dtype}{list(dims)}: {self.layout} and {layout} place the bytes of a row differently",
-                f"vec times the element size, phases, swizzle width and bytes a row must be equal ({mine} against {theirs})",
+                f"_reinterpret of {self} as {dtype}{list(dims)}: {self.layout} and {layout} place bytes differently",
+                f"bytes of a vector and of a row, phases and swizzle width must be equal: {mine} against {theirs}",
             )
         return Descriptor(self.allocation, dtype, dims, _row_major(dims, size), self.offset, layout)
 

@@ -1,4 +1,4 @@
-"""The program that runs now: its grid position, launch options and in-flight work. One at a time, for every module here."""
+"""The program that runs now: grid position, launch options, work in flight. One at a time."""
 
 from __future__ import annotations
 

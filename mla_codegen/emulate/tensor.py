@@ -1,6 +1,7 @@
-"""The tensor of the emulator: a numpy array in storage form, Triton's element type and a layout, with Triton's operators.
+"""The tensor of the emulator: a numpy array in storage form, an element type, a layout, and Triton's operators.
 
-A scalar is a tensor of shape (). A pointer tensor holds element offsets into one `Buffer`. Tensors never change once made.
+A scalar is a tensor of shape (). A pointer tensor holds element offsets into one `Buffer`. Tensors never change
+once made.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class TensorType:
 
 
 class Tensor:
-    """See the module. `data` is in storage form and has exactly the tensor's shape; `buffer` is set for pointers only."""
+    """`data` is in storage form and has exactly the tensor's shape; `buffer` is set for pointers only."""
 
     __slots__ = ("buffer", "data", "dtype", "layout", "shape")
     __array_priority__ = 1000
@@ -72,7 +73,7 @@ class Tensor:
         if self.shape:
             raise EmulatorError(
                 f"a tensor of shape {list(self.shape)} used as a condition",
-                "`if` and `and` need a scalar; use gl.where or &",
+                "`if` and `and` need a scalar: use gl.where or &",
             )
         return bool(self.data)
 
