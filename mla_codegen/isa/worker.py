@@ -48,7 +48,7 @@ class _MissingModule(types.ModuleType):
 
 def _import_or_stand_in(node: ast.Import | ast.ImportFrom, module: types.ModuleType, notes: list[str]) -> None:
     """Run one import statement; a module that is not there becomes a stand-in, so that annotations still resolve."""
-    code = compile(ast.Module([node], []), module.__file__, "exec")
+    code = compile(ast.Module([node], []), module.__name__, "exec")
     try:
         exec(code, module.__dict__)
     except ImportError as error:
@@ -71,7 +71,7 @@ def load_module(path: str) -> tuple[types.ModuleType, list[str]]:
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), filename=path)
     folder = os.path.dirname(os.path.abspath(path))
-    package = []
+    package: list[str] = []
     root = folder
     while os.path.exists(os.path.join(root, "__init__.py")):
         package.insert(0, os.path.basename(root))
@@ -83,7 +83,7 @@ def load_module(path: str) -> tuple[types.ModuleType, list[str]]:
     module.__package__ = ".".join(package)
     module.__spec__ = importlib.util.spec_from_loader(name, loader=None)
     sys.modules[name] = module
-    notes = []
+    notes: list[str] = []
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             _import_or_stand_in(node, module, notes)
@@ -146,9 +146,11 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     from triton.compiler import ASTSource
 
     kernel = find_kernel(module, request["kernel"], notes)
-    source_class = ASTSource
+    source_class: Any = ASTSource
     if getattr(kernel, "is_gluon", lambda: False)():
-        from triton.experimental.gluon._runtime import GluonASTSource as source_class
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source_class = GluonASTSource
     missing = [name for name in kernel.arg_names if name not in request["signature"]]
     extra = [name for name in request["signature"] if name not in kernel.arg_names]
     if missing or extra:
