@@ -23,6 +23,7 @@ Array = NDArray[Any]
 Twin = Callable[..., tuple[Array, ...]]
 
 TWINS: dict[str, Twin] = {}
+PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], Twin]]] = []
 
 
 class UnknownAssembly(KeyError):
@@ -51,16 +52,36 @@ def twin(*texts: str) -> Callable[[Twin], Twin]:
     return register
 
 
+def pattern(expression: str) -> Callable[[Callable[[re.Match[str]], Twin]], Callable[[re.Match[str]], Twin]]:
+    """Register a maker of twins for every normalised text that `expression` matches as a whole."""
+
+    def register(make: Callable[[re.Match[str]], Twin]) -> Callable[[re.Match[str]], Twin]:
+        PATTERNS.append((re.compile(expression), make))
+        return make
+
+    return register
+
+
+def find(text: str) -> Twin:
+    """The twin of an assembly text. Raises UnknownAssembly when there is none."""
+    key = normalise(text)
+    if key not in TWINS:
+        for expression, make in PATTERNS:
+            found = expression.fullmatch(key)
+            if found:
+                TWINS[key] = make(found)
+                break
+        else:
+            raise UnknownAssembly(
+                f"no twin for the assembly {key!r}; add one with @twin(...) in mla_codegen/emulate/asm.py "
+                "and a case for it in tests/emulate/test_asm.py"
+            )
+    return TWINS[key]
+
+
 def run(text: str, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """Outputs of the assembly `text` on element arrays of one shape. Raises UnknownAssembly when there is no twin."""
-    try:
-        function = TWINS[normalise(text)]
-    except KeyError:
-        raise UnknownAssembly(
-            f"no twin for the assembly {normalise(text)!r}; add one with @twin(...) in mla_codegen/emulate/asm.py "
-            "and a case for it in tests/emulate/test_asm.py"
-        ) from None
-    return function(*inputs)
+    return find(text)(*inputs)
 
 
 def perm_b32(high: Array, low: Array, selector: int) -> Array:
@@ -147,23 +168,23 @@ def pack_f32x2(low: Array, high: Array) -> tuple[Array, ...]:
 
 @twin("rcp.approx.ftz.f32 $0, $1;")
 def rcp_nvidia(x: Array) -> tuple[Array, ...]:
-    return (_reciprocal(x, flush=True),)
+    return (_reciprocal(x),)
 
 
 @twin("v_rcp_f32 $0, $1", "v_rcp_f32_e32 $0, $1")
 def rcp_amd(x: Array) -> tuple[Array, ...]:
-    return (_reciprocal(x, flush=True),)
+    return (_reciprocal(x),)
 
 
-def _reciprocal(x: Array, *, flush: bool) -> Array:
-    smallest = np.float32(2.0**-126)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-        if flush:
-            x = np.where(np.abs(x) < smallest, np.copysign(np.float32(0), x), x)
-        result = np.float32(1) / x
-        if flush:
-            result = np.where(np.abs(result) < smallest, np.copysign(np.float32(0), result), result)
-    return result.astype(np.float32)
+def _reciprocal(x: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return _flush(np.float32(1) / _flush(x))
+
+
+def _flush(x: Array) -> Array:
+    """Subnormals as zeros of their sign."""
+    tiny = np.abs(x) < np.float32(2.0**-126)
+    return np.where(tiny, np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
 # --- NVIDIA: exponential ---
@@ -171,31 +192,33 @@ def _reciprocal(x: Array, *, flush: bool) -> Array:
 
 @twin("ex2.approx.ftz.f32 $0, $1;")
 def exp2_nvidia(x: Array) -> tuple[Array, ...]:
-    with np.errstate(over="ignore", under="ignore"):
-        return (np.exp2(x.astype(np.float32)),)
+    with np.errstate(all="ignore"):
+        return (_flush(np.exp2(_flush(x))),)
 
 
-# --- AMD: byte gathers of two words ---
+@twin("v_exp_f32 $0, $1", "v_exp_f32_e32 $0, $1")
+def exp2_amd(x: Array) -> tuple[Array, ...]:
+    return exp2_nvidia(x)
 
 
-def _register_perms() -> None:
-    """v_perm_b32 with a literal selector, two words in: the forms that split or join fp8 columns."""
-    for selector in (0x05010400, 0x07030602, 0x06040200, 0x07050301, 0x05040100, 0x07060302, 0x0C0C0400, 0x0C0C0501):
-
-        def gather(high: Array, low: Array, selector: int = selector) -> tuple[Array, ...]:
-            return (perm_b32(high, low, selector),)
-
-        for spelling in (f"{selector:#010x}", f"{selector:#x}"):
-            twin(f"v_perm_b32 $0, $1, $2, {spelling}")(gather)
-
-    def gather_by_register(high: Array, low: Array, selector: Array) -> tuple[Array, ...]:
-        picks = np.unique(selector)
-        out = np.zeros(np.shape(high), np.int32)
-        for pick in picks:
-            out = np.where(selector == pick, perm_b32(high, low, int(np.uint32(np.int64(pick) & 0xFFFFFFFF))), out)
-        return (out,)
-
-    twin("v_perm_b32 $0, $1, $2, $3")(gather_by_register)
+# --- byte gathers of two words, any literal selector ---
 
 
-_register_perms()
+@pattern(r"v_perm_b32 \$0,\$1,\$2,(0x[0-9a-fA-F]+|\d+)")
+def gather_amd(found: re.Match[str]) -> Twin:
+    selector = int(found[1], 0)
+    return lambda high, low: (perm_b32(high, low, selector),)
+
+
+@pattern(r"prmt\.b32 \$0,\$1,\$2,(0x[0-9a-fA-F]+|\d+);")
+def gather_nvidia(found: re.Match[str]) -> Twin:
+    selector = int(found[1], 0)
+    return lambda a, b: (prmt_b32(a, b, selector),)
+
+
+@twin("v_perm_b32 $0, $1, $2, $3")
+def gather_amd_by_register(high: Array, low: Array, selector: Array) -> tuple[Array, ...]:
+    out = np.zeros(np.shape(high), np.int32)
+    for pick in np.unique(selector):
+        out = np.where(selector == pick, perm_b32(high, low, int(pick) & 0xFFFFFFFF), out)
+    return (out,)

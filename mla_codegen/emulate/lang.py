@@ -261,7 +261,7 @@ def _check_carried(before: dict[str, Tensor], after: dict[str, Any]) -> None:
             ("shape", old.shape, new.shape),
             ("layout", old.layout, new.layout),
         ):
-            if x != y and not (what == "layout" and AUTO in (x, y)):
+            if x != y and not (what == "layout" and layouts.AUTO in (x, y)):
                 raise EmulatorError(
                     f"variable {name} enters a loop with {what} {x} and leaves its body with {y}",
                     "a loop-carried variable keeps type, shape and layout: convert it back, or use another name",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decode import KERNELS, SM_SCALE, SPLITS, BLOCK, Case, case, error, merge, scratch, truth
+from decode import BLOCK, KERNELS, SM_SCALE, SPLITS, Case, case, error, merge, scratch, truth
 
 from mla_codegen import emulate
 

@@ -1,7 +1,7 @@
 """MLA decode of fp8 KV on gfx942, read as int32 quads of columns: byte j of a word feeds accumulator j. 16 heads.
 
-The bytes are e4m3fn; the matrix unit takes them as e4m3fnuz, which is worth half: a factor of two stands in the scale. Minus
-zero (0x80) would be NaN there and is cleared four bytes at a time.
+The bytes are e4m3fn; the matrix unit takes them as e4m3fnuz, which is worth half: a factor of two stands in the scale.
+Minus zero (0x80) would be NaN there and is cleared four bytes at a time.
 """
 
 import triton.experimental.gluon.language as gl
@@ -65,7 +65,7 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
     token = gl.arange(0, BLOCK, gl.SliceLayout(0, MMA))
     scale = gl.load(kv_scale) * 2.0
     m = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
-    l = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, MMA))
+    total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, MMA))
     acc0 = gl.zeros([HEADS, 128], gl.float32, MMA)
     acc1 = gl.zeros([HEADS, 128], gl.float32, MMA)
     acc2 = gl.zeros([HEADS, 128], gl.float32, MMA)
@@ -84,7 +84,7 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
         m_new = gl.maximum(m, gl.max(scores, 1))
         shrink = gl.exp2(m - m_new)
         weights = gl.exp2(scores - m_new[:, None])
-        l = l * shrink + gl.sum(weights, 1)
+        total = total * shrink + gl.sum(weights, 1)
         m = m_new
         weights = gl.convert_layout(weights.to(gl.float8e4b8), LEFT)
         v = words.load(RIGHT)
@@ -92,10 +92,10 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
         acc1 = cdna3.mfma(weights, byte(v, 1), acc1 * shrink[:, None])
         acc2 = cdna3.mfma(weights, byte(v, 2), acc2 * shrink[:, None])
         acc3 = cdna3.mfma(weights, byte(v, 3), acc3 * shrink[:, None])
-    norm = (scale * reciprocal(l))[:, None]
+    norm = (scale * reciprocal(total))[:, None]
     out = partial + (slot + heads)[:, None] * 512 + 4 * gl.arange(0, 128, gl.SliceLayout(0, MMA))[None, :]
     gl.store(out, acc0 * norm)
     gl.store(out + 1, acc1 * norm)
     gl.store(out + 2, acc2 * norm)
     gl.store(out + 3, acc3 * norm)
-    gl.store(lse + slot + heads, m + gl.log2(l))
+    gl.store(lse + slot + heads, m + gl.log2(total))

@@ -1,4 +1,4 @@
-"""MLA decode of fp8 KV on gfx950: asynchronous copies to LDS in a ring of two, scaled MFMA for QK, plain for PV. 16 heads."""
+"""MLA decode of fp8 KV on gfx950: asynchronous copies to LDS, scaled MFMA for QK, plain for PV. 16 heads."""
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
@@ -56,7 +56,7 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
     scale = gl.load(kv_scale)
     token = gl.arange(0, BLOCK, gl.SliceLayout(0, PLAIN))
     m = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, PLAIN))
-    l = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, PLAIN))
+    total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, PLAIN))
     acc = gl.zeros([HEADS, 512], gl.float32, PLAIN)
     stage = 0
     for start in range(low, high, BLOCK):
@@ -73,12 +73,12 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
         m_new = gl.maximum(m, gl.max(scores, 1))
         shrink = gl.exp2(m - m_new)
         weights = gl.exp2(scores - m_new[:, None])
-        l = l * shrink + gl.sum(weights, 1)
+        total = total * shrink + gl.sum(weights, 1)
         m = m_new
         weights = gl.convert_layout(weights.to(F8), PLAIN_L)
         acc = cdna4.mfma(weights, latents.index(stage).load(PLAIN_R), acc * shrink[:, None])
         stage = 1 - stage
     cdna4.async_copy.wait_group(0)
     columns = gl.arange(0, 512, gl.SliceLayout(0, PLAIN))
-    gl.store(partial + (slot + heads)[:, None] * 512 + columns[None, :], acc * (scale / l)[:, None])
-    gl.store(lse + slot + heads, m + gl.log2(l))
+    gl.store(partial + (slot + heads)[:, None] * 512 + columns[None, :], acc * (scale / total)[:, None])
+    gl.store(lse + slot + heads, m + gl.log2(total))

@@ -1,4 +1,4 @@
-"""MLA decode of fp8 KV read as int16 pairs of columns: cp.async ring, mma.sync in f16. One query row a request, 16 heads."""
+"""MLA decode of fp8 KV read as int16 pairs of columns: cp.async ring, mma.sync in f16. 16 heads."""
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
@@ -83,7 +83,7 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
 
     scale = gl.load(kv_scale)
     m = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
-    l = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, MMA))
+    total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, MMA))
     acc_even = gl.zeros([HEADS, PAIRS], gl.float32, MMA)
     acc_odd = gl.zeros([HEADS, PAIRS], gl.float32, MMA)
     tokens = gl.arange(0, BLOCK, gl.SliceLayout(0, MMA))
@@ -115,15 +115,15 @@ def stage1(q, kv, partial, lse, kv_indptr, kv_scale, sm_scale, SPLITS: gl.conste
         m_new = gl.maximum(m, gl.max(scores, 1))
         shrink = gl.exp2(m - m_new)
         weights = gl.exp2(scores - m_new[:, None])
-        l = l * shrink + gl.sum(weights, 1)
+        total = total * shrink + gl.sum(weights, 1)
         m = m_new
         weights = gl.convert_layout(weights.to(gl.float16), LEFT)
         v_even, v_odd = halves(latent.load(RIGHT))
         acc_even = mma_v2(weights, v_even, acc_even * shrink[:, None])
         acc_odd = mma_v2(weights, v_odd, acc_odd * shrink[:, None])
     async_copy.wait_group(0)
-    norm = scale / l
+    norm = scale / total
     out = partial + (slot + heads)[:, None] * (2 * PAIRS) + 2 * gl.arange(0, PAIRS, gl.SliceLayout(0, MMA))[None, :]
     gl.store(out, acc_even * norm[:, None])
     gl.store(out + 1, acc_odd * norm[:, None])
-    gl.store(lse + slot + heads, m + gl.log2(l))
+    gl.store(lse + slot + heads, m + gl.log2(total))

@@ -1,4 +1,4 @@
-"""MLA decode of fp8 KV by TMA: QK with fp8 wgmma from shared memory, PV from int16 pairs. One query row a request, 16 heads.
+"""MLA decode of fp8 KV by TMA: QK with fp8 wgmma from shared memory, PV from int16 pairs. 16 heads.
 
 The last tile's rows past the request are zeroed in shared memory before they can meet a weight of 0.
 """
@@ -98,7 +98,7 @@ def stage1(
     to_log2 = gl.convert_layout(biggest * (sm_scale * scale * LOG2E / 448.0), gl.SliceLayout(0, QK))
     weights_t = gl.allocate_shared_memory(gl.float16, [BLOCK, HEADS], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
     m = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(0, QK))
-    l = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, QK))
+    total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, QK))
     acc_even = gl.zeros([256, HEADS], gl.float32, PV)
     acc_odd = gl.zeros([256, HEADS], gl.float32, PV)
     token = gl.arange(0, BLOCK, gl.SliceLayout(1, QK))
@@ -116,7 +116,7 @@ def stage1(
         m_new = gl.maximum(m, gl.max(scores, 0))
         shrink = gl.exp2(m - m_new)
         weights = gl.exp2(scores - m_new[None, :])
-        l = l * shrink + gl.sum(weights, 0)
+        total = total * shrink + gl.sum(weights, 0)
         m = m_new
         weights_t.store(weights.to(gl.float16))
         right = weights_t.load(gl.DotOperandLayout(1, PV, 2))
@@ -132,7 +132,7 @@ def stage1(
         gl.thread_barrier()
         after = tile + STAGES
         fetch(latent_map, rope_map, latents, ropes, bars, after, row0 + after * BLOCK, STAGES, BLOCK, after < tiles)
-    norm = gl.convert_layout(scale / l, gl.SliceLayout(0, PV))
+    norm = gl.convert_layout(scale / total, gl.SliceLayout(0, PV))
     both = gl.inline_asm_elementwise(
         "mov.b64 $0, {$1, $2};",
         "=l,f,f",
@@ -144,7 +144,7 @@ def stage1(
     column = gl.arange(0, 256, gl.SliceLayout(1, PV))
     head = gl.arange(0, HEADS, gl.SliceLayout(0, PV))
     gl.store(partial + (slot + head[None, :]) * 256 + column[:, None], both)
-    gl.store(lse + slot + gl.arange(0, HEADS, gl.SliceLayout(0, QK)), m + gl.log2(l))
+    gl.store(lse + slot + gl.arange(0, HEADS, gl.SliceLayout(0, QK)), m + gl.log2(total))
 
 
 def descriptors(kv, block):

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 def ring(x, y, tiles):
     """y = x, [tiles * 16, 64] fp32, through a ring of two cp.async stages."""
     L: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    TALL: gl.constexpr = gl.BlockedLayout([4, 1], [4, 8], [1, 4], [0, 1])
     offsets = gl.arange(0, 16, gl.SliceLayout(1, L))[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, L))[None, :]
     stages = gl.allocate_shared_memory(gl.float32, [2, 16, 64], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
     async_copy.async_copy_global_to_shared(stages.index(0), x + offsets)
@@ -26,7 +27,8 @@ def ring(x, y, tiles):
         async_copy.commit_group()
         async_copy.wait_group(1)
         gl.thread_barrier()
-        gl.store(y + i * 1024 + offsets, stages.index(i % 2).load(L))
+        tile = gl.convert_layout(stages.index(i % 2).load(TALL), L)
+        gl.store(y + i * 1024 + offsets, tile)
     async_copy.wait_group(0)
 
 

@@ -1,0 +1,77 @@
+"""The emulator against a Hopper GPU: compiled and emulated kernels give the same numbers within rounding."""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+
+import pytest
+import torch
+from decode import BLOCK, KERNELS, KV_SCALE, SM_SCALE, SPLITS, case, error, merge, scratch, truth
+from test_faults import TILES, tma_map
+from test_kernels import launch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+        reason="no sm_90 GPU to compare with",
+    ),
+]
+
+
+def compiled(name: str) -> types.ModuleType:
+    """The kernels of `kernels/NAME.py` through Triton itself."""
+    spec = importlib.util.spec_from_file_location(f"compiled_{name}", KERNELS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("lens", [[130, 1, 0, 64, 65], [1000, 333]])
+@pytest.mark.parametrize("name", ["hopper_pairs", "hopper_wgmma"])
+def test_decode_kernels_equal_the_gpu(name: str, lens: list[int]) -> None:
+    c = case(lens)
+    module = compiled(name)
+    q, kv, indptr, scale = (x.cuda() for x in (c.q, c.kv, c.indptr, c.scale))
+    partial, lse = scratch(c, "cuda")
+    views = (kv.view(torch.int16), partial)
+    if name == "hopper_wgmma":
+        views = (*module.descriptors(kv, BLOCK), partial.view(torch.int64))
+    module.stage1[(c.slots,)](q, *views, lse, indptr, scale, SM_SCALE, SPLITS=SPLITS, BLOCK=BLOCK, num_warps=4)
+    emulated, emulated_lse = launch(name, c)
+    torch.testing.assert_close(emulated_lse, lse.cpu(), rtol=0, atol=1e-3)
+    seen = (emulated_lse > float("-inf"))[..., None].expand_as(emulated)
+    assert error(emulated[seen], partial.cpu()[seen].double()) < 1e-3
+    assert error(merge(partial.cpu(), lse.cpu())[0], truth(c)[0]) < 2e-3
+    assert float(c.scale) == KV_SCALE
+
+
+@pytest.mark.parametrize("kernel", ["ring", "bulk", "product", "scaled", "specialised"])
+def test_small_kernels_are_right_on_the_gpu(kernel: str) -> None:
+    """What the fault tests break is valid Gluon to begin with."""
+    module = compiled("small")
+    x = torch.randn(TILES * 16, 64, device="cuda")
+    y = torch.full_like(x, float("nan"))
+    if kernel == "ring":
+        module.ring[(1,)](x, y, TILES, num_warps=4)
+        assert torch.equal(x, y)
+    elif kernel == "bulk":
+        module.bulk[(1,)](tma_map(x), tma_map(y), TILES, num_warps=4)
+        assert torch.equal(2 * x, y)
+    elif kernel == "specialised":
+        module.specialised[(1,)](tma_map(x), y, TILES, num_warps=4)
+        assert torch.equal(x, y)
+    elif kernel == "product":
+        a, b, c = (
+            torch.randn(64, 64).half().cuda(),
+            torch.randn(32, 64).half().cuda(),
+            torch.empty(64, 32, device="cuda"),
+        )
+        module.product[(1,)](a, b, c, num_warps=4)
+        torch.testing.assert_close(c, a.float() @ b.float().T, rtol=1e-3, atol=1e-3)
+    else:
+        out = torch.zeros(129, device="cuda")
+        module.scaled[(1,)](x.view(-1), out, 100, num_warps=4)
+        assert torch.equal(out[:100], 2 * x.view(-1)[:100])
