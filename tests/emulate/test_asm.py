@@ -103,23 +103,26 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: th
 
 
 @triton.jit
-def one_in(x, y, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, KIND: tl.constexpr, PACK: tl.constexpr):
+def one_in(x, y, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr):
     i = tl.program_id(0) * 256 + tl.arange(0, 256)
-    tl.store(y + i, tl.inline_asm_elementwise(ASM, CONSTRAINTS, [tl.load(x + i)], KIND, True, PACK))
+    tl.store(y + i, tl.inline_asm_elementwise(ASM, CONSTRAINTS, [tl.load(x + i)], y.dtype.element_ty, True, PACK))
 
 
 @triton.jit
-def one_in_two_out(x, y, z, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, KIND: tl.constexpr, PACK: tl.constexpr):
+def one_in_two_out(x, y, z, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr):
     i = tl.program_id(0) * 256 + tl.arange(0, 256)
-    a, b = tl.inline_asm_elementwise(ASM, CONSTRAINTS, [tl.load(x + i)], (KIND, KIND), True, PACK)
+    a, b = tl.inline_asm_elementwise(ASM, CONSTRAINTS, [tl.load(x + i)], (tl.float16, tl.float16), True, PACK)
     tl.store(y + i, a)
     tl.store(z + i, b)
 
 
 @triton.jit
-def two_in(x, z, y, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, KIND: tl.constexpr, PACK: tl.constexpr):
+def two_in(x, z, y, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr):
     i = tl.program_id(0) * 256 + tl.arange(0, 256)
-    tl.store(y + i, tl.inline_asm_elementwise(ASM, CONSTRAINTS, [tl.load(x + i), tl.load(z + i)], KIND, True, PACK))
+    tl.store(
+        y + i,
+        tl.inline_asm_elementwise(ASM, CONSTRAINTS, [tl.load(x + i), tl.load(z + i)], y.dtype.element_ty, True, PACK),
+    )
 
 
 @gpu
@@ -130,7 +133,7 @@ def test_pairs_equal_the_gpu_bit_for_bit(text: str) -> None:
     even, odd = torch.empty(65536, dtype=torch.float16, device="cuda"), torch.empty(
         65536, dtype=torch.float16, device="cuda"
     )
-    one_in_two_out[(256,)](x, even, odd, text, "=r,=r,r", tl.float16, 2)
+    one_in_two_out[(256,)](x, even, odd, text, "=r,=r,r", 2)
     for got, want in zip((even, odd), asm.run(text, [ALL_PAIRS]), strict=True):
         np.testing.assert_array_equal(got.cpu().numpy(), want)
         assert (np.signbit(got.cpu().numpy()) == np.signbit(want))[~np.isnan(want)].all()
@@ -142,20 +145,20 @@ def test_pairs_equal_the_gpu_bit_for_bit(text: str) -> None:
 def test_halves_equal_the_gpu_bit_for_bit(text: str) -> None:
     x = torch.from_numpy(ALL_PAIRS.copy()).cuda()
     y = torch.empty(65536, dtype=torch.float16, device="cuda")
-    one_in[(256,)](x, y, text, "=r,r", tl.float16, 2)
+    one_in[(256,)](x, y, text, "=r,r", 2)
     np.testing.assert_array_equal(y.cpu().numpy(), asm.run(text, [ALL_PAIRS])[0])
 
 
 @gpu
 @needs_gpu
 @pytest.mark.parametrize(
-    ("text", "constraints", "kind", "out"),
-    [(BF16X2, "=r,f,f", tl.int32, torch.int32), (PACK64, "=l,f,f", tl.int64, torch.int64)],
+    ("text", "constraints", "out"),
+    [(BF16X2, "=r,f,f", torch.int32), (PACK64, "=l,f,f", torch.int64)],
 )
-def test_packing_equals_the_gpu_bit_for_bit(text: str, constraints: str, kind: tl.dtype, out: torch.dtype) -> None:
+def test_packing_equals_the_gpu_bit_for_bit(text: str, constraints: str, out: torch.dtype) -> None:
     low, high = floats_to_try(), floats_to_try()[::-1].copy()
     y = torch.empty(1024, dtype=out, device="cuda")
-    two_in[(4,)](torch.from_numpy(low).cuda(), torch.from_numpy(high).cuda(), y, text, constraints, kind, 1)
+    two_in[(4,)](torch.from_numpy(low).cuda(), torch.from_numpy(high).cuda(), y, text, constraints, 1)
     np.testing.assert_array_equal(y.cpu().numpy(), asm.run(text, [low, high])[0])
 
 
@@ -165,7 +168,7 @@ def test_prmt_equals_the_gpu_bit_for_bit() -> None:
     a = np.random.default_rng(3).integers(-(2**31), 2**31, (2, 1024)).astype(np.int32)
     a[0].view(np.uint8)[:256] = np.arange(256)
     y = torch.empty(1024, dtype=torch.int32, device="cuda")
-    two_in[(4,)](torch.from_numpy(a[0]).cuda(), torch.from_numpy(a[1]).cuda(), y, PRMT, "=r,r,r", tl.int32, 1)
+    two_in[(4,)](torch.from_numpy(a[0]).cuda(), torch.from_numpy(a[1]).cuda(), y, PRMT, "=r,r,r", 1)
     np.testing.assert_array_equal(y.cpu().numpy(), asm.run(PRMT, [a[0], a[1]])[0])
 
 
@@ -175,5 +178,5 @@ def test_prmt_equals_the_gpu_bit_for_bit() -> None:
 def test_approximations_are_within_two_ulp_of_the_gpu(text: str) -> None:
     x = floats_to_try()
     y = torch.empty(1024, device="cuda")
-    one_in[(4,)](torch.from_numpy(x).cuda(), y, text, "=f,f", tl.float32, 1)
+    one_in[(4,)](torch.from_numpy(x).cuda(), y, text, "=f,f", 1)
     np.testing.assert_array_max_ulp(y.cpu().numpy(), asm.run(text, [x])[0], maxulp=2)
