@@ -1,9 +1,11 @@
 """See what Triton's compiler made of a kernel, for AMD and NVIDIA targets, with no GPU present.
 
 `inspect_cases` does it all; the modules behind it: `job` (what to compile), `compile` (processes and cache), `versions`
-(other Triton releases), `amd`, `nvidia` and `listing` (assembly), `describe` (the report), `limits`, `model`, `table`.
+(other Triton releases), `capture` (someone else's kernel), `amd`, `nvidia` and `listing` (assembly), `describe` (the
+report), `limits`, `model`, `table`.
 """
 
+from mla_codegen.isa.capture import CaptureError, capture_job, load_job, parse_target
 from mla_codegen.isa.compile import Compiled, Failed, compile_jobs
 from mla_codegen.isa.describe import describe
 from mla_codegen.isa.job import CompileJob, JobError
@@ -16,6 +18,7 @@ from mla_codegen.isa.versions import VersionError, ensure_triton
 __all__ = [
     "CLASSES",
     "Broken",
+    "CaptureError",
     "Case",
     "CompileJob",
     "Compiled",
@@ -30,12 +33,15 @@ __all__ = [
     "Row",
     "VersionError",
     "Workload",
+    "capture_job",
     "check",
     "compile_jobs",
     "describe",
     "ensure_triton",
     "inspect_cases",
     "limit_names",
+    "load_job",
+    "parse_target",
     "predict",
     "validate",
 ]

@@ -163,12 +163,30 @@ def _run_worker(
     if job.source is not None:
         source = scratch / (source.name if source.suffix == ".py" else "kernel.py")
         source.write_text(job.source, encoding="utf-8")
-    request, result, log = scratch / "request.json", scratch / "result.json", scratch / "log.txt"
-    request.write_text(json.dumps({**job.as_dict(), "source": None, "file": str(source.resolve())}), encoding="utf-8")
+    request = {**job.as_dict(), "source": None, "file": str(source.resolve())}
+    return _exchange(request, job, triton, triton_path, timeout_s, scratch)
+
+
+def run_request(request: Mapping[str, Any], job: CompileJob, *, timeout_s: float) -> Failed | dict[str, Any]:
+    """One worker process for any request that worker.py knows; `job` only names it in a failure."""
+    with tempfile.TemporaryDirectory(prefix="mla-codegen-isa-") as scratch:
+        return _exchange(request, job, installed_triton(), None, timeout_s, Path(scratch))
+
+
+def _exchange(
+    request: Mapping[str, Any],
+    job: CompileJob,
+    triton: str,
+    triton_path: Path | None,
+    timeout_s: float,
+    scratch: Path,
+) -> Failed | dict[str, Any]:
+    asked, result, log = scratch / "request.json", scratch / "result.json", scratch / "log.txt"
+    asked.write_text(json.dumps(request), encoding="utf-8")
     start = time.perf_counter()
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(request), str(result)],
+            [sys.executable, str(WORKER), str(asked), str(result)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -46,6 +46,8 @@ class CompileJob:
     options     compiler options: num_warps, num_stages, waves_per_eu, maxnreg, ...
     divisible   names of arguments known to be divisible by 16 (pointers: aligned to 16 bytes); without it no load is
                 vectorised
+    within_2gb  names of pointers whose tensors are under 2 GiB: a launch on AMD knows that and uses buffer instructions,
+                so a binary compiled without it can differ from the one that runs. No effect on NVIDIA
     source      the file's text where it is not on disk (yet); `path` then only gives the name
     """
 
@@ -57,10 +59,12 @@ class CompileJob:
     options: Mapping[str, Value] = field(default_factory=dict)
     divisible: Set[str] = frozenset()
     source: str | None = None
+    within_2gb: Set[str] = frozenset()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
         object.__setattr__(self, "divisible", frozenset(self.divisible))
+        object.__setattr__(self, "within_2gb", frozenset(self.within_2gb))
         object.__setattr__(self, "signature", {**self.signature, **dict.fromkeys(self.constexprs, "constexpr")})
         if self.arch not in ARCHES:
             raise JobError(f"arch {self.arch!r}: known are {', '.join(ARCHES)}")
@@ -68,9 +72,10 @@ class CompileJob:
             _check_type(self.kernel, name, kind)
             if kind == "constexpr" and name not in self.constexprs:
                 raise JobError(f"{self.kernel}: argument {name} is a constexpr without a value; add it to constexprs")
-        unknown = sorted(self.divisible - set(self.signature))
-        if unknown:
-            raise JobError(f"{self.kernel}: divisible names {', '.join(unknown)}, which the signature lacks")
+        for field_name in ("divisible", "within_2gb"):
+            unknown = sorted(getattr(self, field_name) - set(self.signature))
+            if unknown:
+                raise JobError(f"{self.kernel}: {field_name} names {', '.join(unknown)}, which the signature lacks")
 
     def __hash__(self) -> int:
         return hash(self.canonical())
@@ -95,9 +100,9 @@ class CompileJob:
             raise JobError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready fields, `divisible` sorted."""
+        """JSON-ready fields, the sets sorted."""
         fields = asdict(self)
-        fields["divisible"] = sorted(self.divisible)
+        fields.update(divisible=sorted(self.divisible), within_2gb=sorted(self.within_2gb))
         return fields
 
     def canonical(self) -> str:

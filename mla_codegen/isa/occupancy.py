@@ -14,11 +14,11 @@ def occupancy(arch: str, registers: int, lds_bytes: int, num_warps: int) -> Occu
     A program that fits nowhere (LDS over the limit) gives 0 programs, limited by `lds`.
     """
     part = HARDWARE[arch]
-    by = {
-        "registers": _by_registers(part, registers, num_warps),
-        "lds": _by_lds(part, lds_bytes),
+    by = {  # on equal counts the first is named: the part's own bounds before the kernel's appetite
         "waves": part.waves * part.simds // num_warps,
         "programs": part.programs,
+        "registers": _by_registers(part, registers, num_warps),
+        "lds": _by_lds(part, lds_bytes),
     }
     limited_by = min(by, key=lambda name: by[name])
     programs = by[limited_by]

@@ -1,4 +1,4 @@
-"""The process that compiles one kernel, and nothing else: `python worker.py REQUEST.json RESULT.json`.
+"""The process that compiles one kernel (or notes how a file launches it): `python worker.py REQUEST.json RESULT.json`.
 
 Triton's compiler may abort the process on a bad asm constraint, fails to link a second AMD target in the same process,
 and can hang; so it lives here, alone. The file imports the standard library and Triton only, because it also runs under
@@ -115,7 +115,9 @@ def find_kernel(module: types.ModuleType, name: str, notes: list[str]) -> Any:
 
 def _value(value: Any, module: types.ModuleType) -> Any:
     if isinstance(value, str) and value.startswith("="):
-        return eval(value[1:], module.__dict__)
+        import triton.language
+
+        return eval(value[1:], {"tl": triton.language, **module.__dict__})
     return value
 
 
@@ -160,8 +162,12 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         )
     signature = {name: request["signature"][name] for name in kernel.arg_names}
     constexprs = {name: _value(value, module) for name, value in request["constexprs"].items()}
-    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in request["divisible"]}
     arch = request["arch"]
+    attrs: dict[tuple[int, ...], list[list[Any]]] = {}
+    for name in request["divisible"]:
+        attrs.setdefault((kernel.arg_names.index(name),), []).append(["tt.divisibility", 16])
+    for name in request["within_2gb"] if arch.startswith("gfx") else ():
+        attrs.setdefault((kernel.arg_names.index(name),), []).append(["tt.pointer_range", 32])
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
     start = time.perf_counter()
     compiled = triton.compile(
@@ -180,6 +186,91 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         record.update(asm=compiled.asm["ptx"], binary_bytes=len(compiled.asm["cubin"]))
         record.update(_nvidia_listing(compiled.asm["cubin"]))
     return record
+
+
+def _kind(value: Any) -> tuple[str, bool]:
+    """An argument's type in a signature, and whether it counts as divisible by 16."""
+    from triton._utils import canonicalize_dtype
+
+    if hasattr(value, "data_ptr"):
+        return "*" + canonicalize_dtype(value.dtype), value.data_ptr() % 16 == 0
+    if hasattr(value, "block_shape"):
+        shape = ", ".join(map(str, value.block_shape))
+        layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+        return f"tensordesc<{canonicalize_dtype(value.base.dtype)}[{shape}]{layout}>", False
+    if isinstance(value, bool):
+        return "i1", False
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64", value % 16 == 0
+    return "fp32", False
+
+
+def _launch(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """A launch as the fields of a job: types, constexprs and divisibility as Triton itself would specialise them."""
+    import triton.language
+
+    given = {**dict(zip(function.arg_names, args)), **options}  # noqa: B905 - defaults and keywords follow
+    launch: dict[str, Any] = {"signature": {}, "constexprs": {}, "divisible": [], "within_2gb": [], "options": {}}
+    for parameter in function.params:
+        name = parameter.name
+        value = given.get(name, parameter.default)
+        kind, aligned = _kind(value)
+        is_one = kind == "i32" and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or is_one:
+            value = getattr(value, "value", value)
+            if isinstance(value, triton.language.dtype):
+                value = "=tl." + next(key for key, found in vars(triton.language).items() if found is value)
+            launch["constexprs"][name] = value
+            continue
+        launch["signature"][name] = kind
+        if aligned and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
+            launch["divisible"].append(name)
+        if hasattr(value, "untyped_storage") and value.untyped_storage().size() < 2**31:
+            launch["within_2gb"].append(name)
+    known = ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "maxnreg", "matrix_instr_nonkdim", "kpack")
+    launch["options"] = {name: options[name] for name in known if options.get(name) is not None}
+    return launch
+
+
+class _Launched(Exception):
+    """Ends the host code at the launch that was asked for."""
+
+
+def record_launch(request: dict[str, Any]) -> dict[str, Any]:
+    """Call the file's entry with tensors on the CPU whose contents nobody reads, up to the launch of the kernel."""
+    module, notes = load_module(request["file"])
+    import torch
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    kernel = find_kernel(module, request["kernel"], notes)
+    entry = getattr(module, request["entry"], None)
+    if not callable(entry):
+        raise LookupError(f"{request['file']} has no function {request['entry']} to call")
+    launches: list[dict[str, Any]] = []
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self is kernel:
+            launches.append(_launch(self, args, kwargs))
+            raise _Launched
+
+    def run_first(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
+
+    JITFunction.run, Autotuner.run = run, run_first
+    case = request["case"]
+    batch, rows, heads, width = case["batch"], case["kv_len"], case["heads"], case["width"]
+    q = torch.empty(batch, heads, width, dtype=torch.bfloat16)
+    kv = torch.empty(batch * rows, 1, width, dtype=torch.bfloat16)
+    fp8 = torch.empty(batch * rows, 1, width, dtype=torch.float8_e4m3fn)
+    ranges = [torch.arange(batch + 1, dtype=torch.int32) * length for length in (1, rows)]
+    config = {"batch_size": batch, "kv_seq_len": rows, "q_seq_len": 1, "num_heads": heads, "sm_scale": width**-0.5}
+    data = (q, {"fp8": (fp8, torch.ones(1)), "bf16": kv}, *ranges, config)
+    try:
+        entry(data)
+    except _Launched:
+        return launches[0]
+    raise LookupError(f"{request['entry']} returned without launching {request['kernel']}")
 
 
 def _reason(error: BaseException) -> str:
@@ -201,7 +292,7 @@ def main() -> None:
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
     try:
-        record = compile_request(request)
+        record = record_launch(request) if "entry" in request else compile_request(request)
     except Exception as error:
         record = {"error": _reason(error), "traceback": traceback.format_exc()}
     with open(result_path + ".part", "w", encoding="utf-8") as file:

@@ -4,10 +4,11 @@ All of them run in one batch of processes, so that the compilers' start-up is pa
 """
 
 import gzip
+import io
 import json
-import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from isa_kernels import GLUON, TRITON
@@ -181,7 +182,8 @@ def test_a_hang_ends_at_the_time_out_with_all_its_processes(cache, tmp_path):
     assert failed.reason == "the compiler was still running after 3 s"
     child = int(pid.read_text())
     for _ in range(50):
-        if not os.path.exists(f"/proc/{child}") or "Z" in open(f"/proc/{child}/stat").read().split()[2]:
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
             break
         time.sleep(0.1)
     else:
@@ -229,7 +231,7 @@ def test_a_sibling_module_is_part_of_the_content(tmp_path):
 def test_tables_and_json_show_every_row(rows):
     from rich.console import Console
 
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))
+    console = Console(width=200, record=True, file=io.StringIO())
     found = list(rows.values())
     for made in (table.resource_table(found), table.hot_loop_table(found), table.model_table(found)):
         console.print(made)

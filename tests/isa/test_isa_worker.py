@@ -1,4 +1,4 @@
-"""What the compiler's process does before it compiles: load a file without running it, find its kernel, word an error."""
+"""Around a compilation: load a file without running it, find its kernel, word an error, have another Triton."""
 
 import sys
 from types import SimpleNamespace
