@@ -6,11 +6,12 @@ A `KernelPlan` is a frozen record that templates only place. `Resolved` keeps wh
 from dataclasses import dataclass
 from typing import Any
 
+from .datamodel import Settings, Shape, Spec, apply_optimizations
 from .errors import Loc, Problem
 from .memory import shared_bytes
 from .optimizations import OPTIMIZATIONS
+from .runtime.choice import Choice, General
 from .runtime.splits import MAX_SPLITS, choose_splits
-from .spec import Settings, Shape, Spec
 from .targets import TARGETS, Target
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "fp8_e4m3fnuz": 1}
@@ -171,6 +172,14 @@ class Plan:
         """The kernels for any shape: one split, and a number of splits given at run time."""
         direct, split = (kernel for kernel in self.kernels if kernel.kv == kv and kernel.batch is None)
         return direct, split
+
+    def choice(self, kv: str) -> Choice:
+        """The dispatcher's rule for this KV dtype."""
+        shapes: dict[int, dict[int, str]] = {}
+        for kernel in self.shaped(kv):
+            shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
+        direct, split = self.general(kv)
+        return Choice(shapes, General(direct.name, split.name, split.places, split.block_n, split.head_blocks))
 
 
 class PlanError(Exception):
@@ -389,17 +398,9 @@ def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:
     names: list[str] = []
     place: Loc = layers[-1][0]
     for loc, _, settings in reversed(layers):
-        if settings is None or settings.optimizations is None:
-            continue
-        place = (*loc, "optimizations")
-        if not settings.optimizations or settings.optimizations[0][0] not in "+-":
-            names = list(settings.optimizations)
-            continue
-        for entry in settings.optimizations:
-            if entry[0] == "+" and entry[1:] not in names:
-                names.append(entry[1:])
-            elif entry[0] == "-" and entry[1:] in names:
-                names.remove(entry[1:])
+        if settings is not None and settings.optimizations is not None:
+            place = (*loc, "optimizations")
+            names = apply_optimizations(names, settings.optimizations)
     return [name for name in OPTIMIZATIONS if name in names], place
 
 

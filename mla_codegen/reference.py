@@ -1,6 +1,9 @@
 """The truth that kernels are held to: float64 softmax attention, and makers of inputs that provoke faults."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -110,3 +113,21 @@ def relative_l2(got: torch.Tensor, want: torch.Tensor) -> float:
     difference = float(torch.linalg.vector_norm(got.double() - want))
     size = float(torch.linalg.vector_norm(want))
     return difference / size if size else difference
+
+
+@contextmanager
+def poisoned_scratch() -> Iterator[None]:
+    """Within, `torch.empty` gives NaN (fp) or 0x7f bytes: whatever a kernel leaves unwritten, or reads unwritten, shows."""
+    empty = torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = empty(*args, **kwargs)
+        if tensor.is_floating_point() and tensor.element_size() > 1:
+            return tensor.fill_(float("nan"))
+        return tensor.fill_(0x7F)
+
+    torch.empty = poisoned
+    try:
+        yield
+    finally:
+        torch.empty = empty

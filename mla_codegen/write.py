@@ -13,11 +13,11 @@ from filelock import FileLock
 
 from . import __version__
 from .plan import Plan
-from .render import PACKAGE, format_source, render_dispatch, render_kernel, render_tables, template_hashes
+from .render import PACKAGE, render_dispatch, render_kernel, render_tables, template_hashes
 
 MANIFEST = "manifest.json"
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build SPEC...` writes it anew.\n"
-RUNTIME = ("__init__.py", "calls.py", "interpreter.py", "splits.py")
+RUNTIME = ("__init__.py", "calls.py", "choice.py", "interpreter.py", "launch.py", "splits.py")
 
 
 class BuildError(Exception):

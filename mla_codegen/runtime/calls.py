@@ -1,12 +1,6 @@
-"""From a call to the kernel that serves it: checks, choice, launch.
-
-Choosing is a look-up, with this rule. A shape of the spec serves the calls with its number of query rows whose KV length is
-nearest to its own (by ratio), from half to twice its length. Every other call is served by the general kernels, with the
-splits of the split rule. All kernels are right for every call; the choice decides speed only.
-"""
+"""From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
 
 import importlib
-from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -14,7 +8,8 @@ from typing import Any
 import torch
 import triton
 
-from .splits import choose_splits
+from .choice import Choice, General
+from .launch import Launch
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -25,17 +20,6 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
 INDEX = (torch.int32, torch.int64)
-
-
-@dataclass(frozen=True)
-class General:
-    """The kernels for any shape, and what the split rule needs to know of them."""
-
-    direct: str
-    split: str
-    places: int
-    block_n: int
-    head_blocks: int
 
 
 class Build:
@@ -51,43 +35,21 @@ class Build:
         self.q: torch.dtype = DTYPES[tables.Q]
         self.out: torch.dtype = DTYPES[tables.OUT]
         self.kv: tuple[str, ...] = tables.KV
-        self.general: dict[str, General] = {kv: General(*general) for kv, general in tables.GENERAL.items()}
-        self.ranges = {
-            (kv, batch): _ranges(lengths) for kv, shapes in tables.SHAPES.items() for batch, lengths in shapes.items()
-        }
+        self.choices = {kv: Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv])) for kv in self.kv}
         self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
 
     def __str__(self) -> str:
         kinds = ", ".join(self.kv)
         return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
 
-    def choose(self, kv: str, rows: int, kv_len: int) -> tuple[str, int | None]:
-        """Name of the kernel for `rows` query rows over about `kv_len` KV rows each, and its splits if it takes them."""
-        for low, high, name in self.ranges.get((kv, rows), ()):
-            if low <= kv_len < high:
-                return name, None
-        general = self.general[kv]
-        tiles = -(-kv_len // general.block_n)
-        splits = _choose_splits(rows * general.head_blocks, tiles * general.block_n, general.places, general.block_n)
-        return (general.direct, None) if splits == 1 else (general.split, splits)
-
     def kernel(self, name: str) -> ModuleType:
-        return importlib.import_module(f"{self.package}.{name}")
-
-
-_choose_splits = lru_cache(maxsize=4096)(choose_splits)
-
-
-def _ranges(lengths: dict[int, str]) -> list[tuple[float, float, str]]:
-    """(from, to, name): neighbours meet at their geometric mean, the outermost reach to half and to twice."""
-    ordered = sorted(lengths)
-    meets = [(a * b) ** 0.5 for a, b in zip(ordered, ordered[1:], strict=False)]
-    lows = [ordered[0] / 2, *meets]
-    highs = [*meets, ordered[-1] * 2]
-    return [
-        (max(low, length / 2), min(high, length * 2), lengths[length])
-        for low, high, length in zip(lows, highs, ordered, strict=True)
-    ]
+        """The module, its kernels exchanged for ones that launch with less host time."""
+        module = importlib.import_module(f"{self.package}.{name}")
+        for stage in ("stage1", "stage2"):
+            kernel = getattr(module, stage, None)
+            if isinstance(kernel, triton.JITFunction):  # not yet exchanged, and not interpreted
+                setattr(module, stage, Launch(kernel))
+        return module
 
 
 @lru_cache(maxsize=64)
@@ -265,7 +227,7 @@ class Dispatcher:
         return (out, lse) if return_lse else out
 
     def _remember(self, build: Build, name: str, total_q: int, kv_len: int) -> tuple[ModuleType, int | None]:
-        kernel, splits = build.choose(name, total_q, kv_len)
+        kernel, splits = build.choices[name].choose(total_q, kv_len)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
         chosen = self._chosen[id(build), name, total_q, kv_len] = (build.kernel(kernel), splits)

@@ -99,10 +99,39 @@ def _with_fnuz(patch_lang_core: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
-def _quiet(call: Callable[..., Any]) -> Callable[..., Any]:
+class _NoScope:
+    """What a repeated patch returns: nothing to restore."""
+
+    def restore(self) -> None:
+        pass
+
+
+_patched: set[frozenset[int]] = set()  # language modules that the running launch has patched already
+
+
+def _patch_once(patch_lang: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The interpreter patches the language anew on every call of a helper; once a launch is enough."""
+    modules: dict[int, frozenset[int]] = {}
+
+    def patched(fn: Any) -> Any:
+        key = id(fn.__globals__)
+        found = modules.get(key)
+        if found is None:
+            found = frozenset(id(value) for value in fn.__globals__.values() if value is tl or value is tl.core)
+            modules[key] = found
+        if found in _patched:
+            return _NoScope()
+        _patched.add(found)
+        return patch_lang(fn)
+
+    return patched
+
+
+def _launch(call: Callable[..., Any]) -> Callable[..., Any]:
     """log2(0) = -inf and -inf - x are what the kernels mean, not faults."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        _patched.clear()
         with np.errstate(all="ignore"):
             return call(*args, **kwargs)
 
@@ -118,4 +147,5 @@ def correct() -> None:
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
-    interpreter.GridExecutor.__call__ = _quiet(interpreter.GridExecutor.__call__)
+    interpreter._patch_lang = _patch_once(interpreter._patch_lang)
+    interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)

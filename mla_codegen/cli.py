@@ -1,0 +1,287 @@
+"""The commands: parse, call, print. Exit codes: 0 done, 1 a check failed, 2 bad input."""
+
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from . import __version__, report
+from .errors import SpecError, UnknownName
+from .plan import KernelPlan, Plan, PlanError, make_plan
+from .render import RenderError
+from .spec import load_spec
+from .write import BuildError, find_drift, fresh_build, publish, spec_name
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Specialised split-KV kernels for MLA decode, from a YAML spec.
+
+    mla-codegen init --model deepseek-v3 --target sm_90 > specs/mine.yaml
+
+    mla-codegen build specs/mine.yaml
+
+    mla-codegen verify specs/mine.yaml
+
+    then in Python: `from generated.dispatch import custom_kernel`
+    """,
+)
+
+Specs = Annotated[list[Path], typer.Argument(help="Spec files, e.g. specs/*.yaml", show_default=False)]
+Spec = Annotated[Path, typer.Argument(help="A spec file", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the generated package")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
+
+
+class Subject(str, Enum):
+    shapes = "shapes"
+    optimizations = "optimizations"
+    targets = "targets"
+
+
+class Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def fail(message: str, code: int) -> NoReturn:
+    report.err.print(message, markup=False, highlight=False)
+    raise typer.Exit(code)
+
+
+def load_plans(specs: list[Path], out: Path) -> list[Plan]:
+    """Plans of all specs; what is wrong with any of them is printed, and nothing is written."""
+    plans, messages = [], []
+    for path in specs:
+        try:
+            loaded = load_spec(path)
+            try:
+                plans.append(make_plan(loaded.spec, spec_name(path, out)))
+            except PlanError as error:
+                raise loaded.error(error.problems) from error
+        except SpecError as error:
+            messages.append(str(error))
+    if messages:
+        fail("\n".join(messages), 2)
+    names: dict[str, str] = {}
+    for plan, path in zip(plans, specs, strict=True):
+        if plan.name in names:
+            fail(f"{path} and {names[plan.name]} would both be built into {out / plan.name}: rename one of them", 2)
+        names[plan.name] = str(path)
+    return plans
+
+
+@app.command()
+def build(
+    specs: Specs,
+    out: Out = Path("generated"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand")] = False,
+    as_json: Json = False,
+) -> None:
+    """Render the kernels of one or several specs.
+
+    mla-codegen build specs/mi300.yaml
+
+    mla-codegen build specs/*.yaml --out generated
+
+    Builds of other specs in the same folder stay, and the dispatcher serves them all.
+    """
+    plans = load_plans(specs, out)
+    try:
+        files = fresh_build(plans, out)
+        written, removed = publish(files, out, {plan.name for plan in plans}, force=force)
+    except BuildError as error:
+        fail(str(error), 2)
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "files": sorted(files), "written": written, "removed": removed}))
+        return
+    kernels = sum(len(plan.kernels) for plan in plans)
+    changes = f"{len(written)} files written" + (f", {len(removed)} removed" if removed else "")
+    report.out.print(f"{kernels} kernels of {len(plans)} specs in {out}/: {changes if written or removed else 'up to date'}")
+
+
+@app.command()
+def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> None:
+    """Fail, with a diff, if the generated folder differs from a fresh build.
+
+    mla-codegen check specs/*.yaml
+    """
+    plans = load_plans(specs, out)
+    try:
+        drifts = find_drift(fresh_build(plans, out), out, {plan.name for plan in plans})
+    except BuildError as error:
+        fail(str(error), 2)
+    if as_json:
+        typer.echo(json.dumps([{"kind": d.kind, "path": d.path, "diff": d.diff} for d in drifts]))
+    else:
+        for drift in drifts:
+            typer.echo(f"{drift.kind}: {out / drift.path}")
+            typer.echo(drift.diff, nl=False)
+        names = " ".join(str(spec) for spec in specs)
+        typer.echo(f"{out} is up to date" if not drifts else f"{len(drifts)} differences; mend: mla-codegen build {names}")
+    raise typer.Exit(1 if drifts else 0)
+
+
+@app.command(name="list")
+def list_(
+    subject: Annotated[Subject, typer.Argument(help="What to list")],
+    specs: Annotated[list[Path] | None, typer.Argument(help="With `shapes`: spec files")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the shapes of specs, the micro-optimisations, or the targets.
+
+    mla-codegen list shapes specs/h200.yaml
+
+    mla-codegen list optimizations
+    """
+    from .optimizations import OPTIMIZATIONS
+    from .targets import TARGETS
+
+    if subject is Subject.shapes:
+        paths = specs or sorted(Path("specs").glob("*.yaml"))
+        if not paths:
+            fail("no spec given, and there is none in specs/", 2)
+        plans = load_plans(paths, Path("generated"))
+        if as_json:
+            typer.echo(json.dumps([kernel_json(k) for plan in plans for k in plan.kernels]))
+        else:
+            report.shapes(plans)
+    elif subject is Subject.optimizations:
+        if as_json:
+            rows = [
+                {
+                    "name": o.name, "meaning": o.meaning, "needs": o.needs,
+                    "targets": [t.name for t in TARGETS.values() if o.refused_on(t) is None],
+                }
+                for o in OPTIMIZATIONS.values()
+            ]  # fmt: skip
+            typer.echo(json.dumps(rows))
+        else:
+            report.optimizations()
+    elif as_json:
+        rows = [
+            {
+                "name": t.name, "title": t.title, "shared_bytes": t.shared_bytes, "compute_units": t.compute_units,
+                "xcds": t.xcds, "fp8_mma": sorted(t.fp8_mma), "families": list(t.families),
+            }
+            for t in TARGETS.values()
+        ]  # fmt: skip
+        typer.echo(json.dumps(rows))
+    else:
+        report.targets()
+
+
+@app.command()
+def explain(
+    spec: Spec,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Query rows of the call")],
+    kv_len: Annotated[int, typer.Option("--kv-len", min=0, help="KV rows of a request")],
+    kv: Annotated[str | None, typer.Option("--kv", help="KV dtype; the spec's first if left out")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which kernel a call gets, and every number of it with where it came from.
+
+    mla-codegen explain specs/h200.yaml --batch 64 --kv-len 8192
+    """
+    (plan,) = load_plans([spec], Path("generated"))
+    kinds = list(plan.spec.dtypes.kv)
+    if kv is not None and kv not in kinds:
+        fail(str(UnknownName("KV dtype", kv, kinds)), 2)
+    name = kv or kinds[0]
+    module, splits, rule = plan.choice(name).explain(batch, kv_len)
+    kernel = next(k for k in plan.kernels if k.name == module)
+    if as_json:
+        typer.echo(json.dumps({**kernel_json(kernel), "rule": rule, "splits": splits or kernel.splits}))
+    else:
+        report.explanation(plan, kernel, rule, splits or kernel.splits or 1)
+
+
+def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
+    return {
+        "kernel": kernel.name, "spec": kernel.spec_name, "target": kernel.target, "family": kernel.family,
+        "batch": kernel.batch, "kv_len": kernel.kv_len, "kv": kernel.kv, "products_in": kernel.compute,
+        "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
+        "not_taken": list(kernel.not_taken),
+        "settings": {n: {"value": r.value, "from": r.source} for n, r in kernel.resolved.items() if r.value is not None},
+    }  # fmt: skip
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors.
+
+    mla-codegen schema > mla-codegen.schema.json
+    """
+    from .schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def init(
+    model: Annotated[str, typer.Option("--model", help="A model's name, e.g. deepseek-v3")],
+    target: Annotated[str, typer.Option("--target", help="An architecture, e.g. sm_90, gfx942, portable")],
+) -> None:
+    """Print a commented starter spec.
+
+    mla-codegen init --model deepseek-v3 --target gfx942 > specs/mine.yaml
+    """
+    from .starter import starter
+
+    try:
+        typer.echo(starter(model, target), nl=False)
+    except UnknownName as error:
+        fail(str(error), 2)
+
+
+@app.command()
+def verify(
+    specs: Specs,
+    device: Annotated[Device, typer.Option("--device", help="auto: the GPU if it is the spec's")] = Device.auto,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random inputs")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Check each kernel of a spec against float64, on the GPU if there is one, else in Triton's interpreter.
+
+    mla-codegen verify specs/portable.yaml
+
+    mla-codegen verify specs/*.yaml --json
+    """
+    from .verify import verify_plans
+
+    plans = load_plans(specs, Path("generated"))
+    with report.progress("verify") as advance:
+        results = verify_plans(
+            plans, device=device.value, seed=seed, progress=lambda result, total: advance(result.kernel, total)
+        )
+    if as_json:
+        typer.echo(json.dumps([result.json() for result in results]))
+    else:
+        report.verification(results)
+    raise typer.Exit(0 if all(result.passed for result in results) else 1)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `mla-codegen` command."""
+    try:
+        app()
+    except RenderError as error:
+        report.err.print(str(error), markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

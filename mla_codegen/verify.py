@@ -1,0 +1,200 @@
+"""Each kernel of a spec against float64: on the GPU if it is the spec's, else on the CPU in Triton's interpreter.
+
+The files that are run are those that `build` would write, not a rendering made for the test: assembly steps are exchanged for
+plain twins by the interpreter, not by the templates.
+"""
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from .plan import KernelPlan, Plan
+from .write import fresh_build, publish
+
+BOUND_16_BIT = 3e-3  # relative L2 of the output, 16-bit products
+BOUND_FP8 = 4e-2  # the same with q and the weights rounded to fp8
+LSE_BOUND_16_BIT = 1e-3
+LSE_BOUND_FP8 = 0.2
+
+
+@dataclass(frozen=True)
+class Result:
+    """One kernel's verdict. `error` relative L2 of the output, `lse_error` the largest difference of LSE (natural log)."""
+
+    spec: str
+    kernel: str
+    on: str
+    error: float
+    bound: float
+    lse_error: float
+    lse_bound: float
+    seconds: float
+    failure: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.failure
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+def edge_lengths(kernel: KernelPlan, splits: int) -> list[int]:
+    """KV lengths where a kernel may go wrong: none, one, around a tile, around one tile a split, a ragged long one."""
+    tile, full = kernel.block_n, kernel.block_n * splits
+    lengths = [0, 1, 5, tile - 1, tile, tile + 1]
+    if splits > 1:
+        lengths += [full - 1, full, full + 1, full + tile + 3]
+    else:
+        lengths += [3 * tile + 7]
+    return sorted(set(lengths))
+
+
+def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | None]]:
+    """(what, case, splits at run time) of the checks of one kernel."""
+    from .reference import make_case
+
+    common: dict[str, Any] = {
+        "heads": kernel.heads, "latent": kernel.latent, "rope": kernel.rope, "q_dtype": kernel.q, "kv_dtype": kernel.kv,
+    }  # fmt: skip
+    for splits in [kernel.splits] if kernel.splits else [2, 5]:
+        at_run_time = None if kernel.splits else splits
+        lengths = edge_lengths(kernel, splits)
+        yield "ragged lengths", make_case(lengths, seed=seed, **common), at_run_time
+        tile = kernel.block_n
+        yield (
+            "several query rows, no kv_scale, int64 indptr",
+            make_case(
+                [2 * tile + 1, 3, 0], q_lens=[3, 5, 1], kv_scale=None, seed=seed + 1, index=_int64(), **common
+            ),
+            at_run_time,
+        )
+
+
+def _int64() -> Any:
+    import torch
+
+    return torch.int64
+
+
+def verify_plans(
+    plans: list[Plan], *, device: str = "auto", seed: int = 0, progress: Callable[[Result, int], None] | None = None
+) -> list[Result]:
+    """Check every kernel of `plans`, in parallel on the CPU, in the order of the plans.
+
+    device   auto: `cuda` for plans that the GPU at hand can run, `cpu` for the others; or one of them
+    """
+    with tempfile.TemporaryDirectory(prefix="mla-codegen-verify-") as folder:
+        out = Path(folder) / "verified"
+        publish(fresh_build(plans, out), out, {plan.name for plan in plans})
+        jobs = [(plan, kernel) for plan in plans for kernel in plan.kernels]
+        on = {plan.name: _device_of(plan, device) for plan in plans}
+        results: dict[tuple[str, str], Result] = {}
+
+        def note(result: Result) -> None:
+            results[result.spec, result.kernel] = result
+            if progress:
+                progress(result, len(jobs))
+
+        for plan, kernel in jobs:
+            if on[plan.name] == "cuda":
+                note(_verify_kernel(folder, plan.name, kernel, "cuda", seed))
+        on_cpu = [(plan, kernel) for plan, kernel in jobs if on[plan.name] == "cpu"]
+        if on_cpu:
+            # Triton decides at import whether it interprets, so the kernels run in processes of their own.
+            with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_interpret) as pool:
+                on_cpu.sort(key=lambda job: -(job[1].splits or 5))  # the longest first
+                running = [pool.submit(_verify_kernel, folder, p.name, k, "cpu", seed) for p, k in on_cpu]
+                for future in as_completed(running):
+                    note(future.result())
+        return [results[plan.name, kernel.name] for plan, kernel in jobs]
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _device_of(plan: Plan, device: str) -> str:
+    if device != "auto":
+        return device
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        return "cpu"
+    from .runtime.calls import target_of
+
+    return "cuda" if plan.target.name in ("portable", target_of(torch.device("cuda", 0))) else "cpu"
+
+
+def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed: int) -> Result:
+    import time
+
+    start = time.perf_counter()
+    fp8_products = kernel.compute.startswith("fp8")
+    bound, lse_bound = (BOUND_FP8, LSE_BOUND_FP8) if fp8_products else (BOUND_16_BIT, LSE_BOUND_16_BIT)
+    error = lse_error = 0.0
+    failure = ""
+    try:
+        module = _load(folder, spec, kernel)
+        for what, case, splits in cases_of(kernel, seed):
+            case_error, case_lse, wrong = _run_case(module, kernel, case, splits, device)
+            error, lse_error = max(error, case_error), max(lse_error, case_lse)
+            if not failure:
+                if wrong:
+                    failure = f"{what}: {wrong}"
+                elif not case_error <= bound:
+                    failure = f"{what}: error {case_error:.1e} over {bound:.0e}"
+                elif not case_lse <= lse_bound:
+                    failure = f"{what}: LSE off by {case_lse:.1e}, allowed {lse_bound:.0e}"
+    except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
+        failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
+    on = "GPU" if device == "cuda" else "CPU interpreter"
+    return Result(
+        spec, kernel.name, on, error, bound, lse_error, lse_bound, time.perf_counter() - start, failure
+    )
+
+
+def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    package = importlib.import_module(f"verified.{spec}")
+    calls = importlib.import_module("verified.runtime.calls")
+    calls.Dispatcher([package], "mla-codegen build")  # corrects the interpreter where it is in use
+    return calls.Build(package).kernel(kernel.name)
+
+
+def _run_case(
+    module: Any, kernel: KernelPlan, case: Any, splits: int | None, device: str
+) -> tuple[float, float, str]:
+    """(relative L2, largest LSE difference, what else is wrong)."""
+    import torch
+
+    from .reference import TORCH, poisoned_scratch, reference, relative_l2
+
+    want, want_lse = reference(case, kernel.latent)
+    case = case.to(device)
+    shape = (case.q.shape[0], kernel.heads, kernel.latent)
+    out = torch.full(shape, float("nan"), dtype=TORCH[kernel.out], device=device)
+    lse = torch.full(shape[:2], float("nan"), dtype=torch.float32, device=device)
+    args = (case.q, case.kv, case.qo_indptr, case.kv_indptr, case.kv_scale, case.sm_scale, out, lse)
+    with poisoned_scratch():
+        module.run(*args) if splits is None else module.run(*args, splits)
+    out, lse = out.cpu().double(), lse.cpu().double()
+    if not bool(torch.isfinite(out).all()):
+        return float("nan"), float("nan"), "the output holds NaN or infinity"
+    blind = want_lse == float("-inf")
+    if bool((out[blind] != 0).any()) or not bool((lse[blind] == float("-inf")).all()):
+        return float("nan"), float("nan"), "a query row that sees nothing is not 0 with LSE -inf"
+    seen = ~blind
+    lse_error = float((lse[seen] - want_lse[seen]).abs().max()) if bool(seen.any()) else 0.0
+    return relative_l2(out, want), lse_error, ""
