@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import triton.language.core as tl
 
-from mla_codegen.emulate import asm, dtypes
+from mla_codegen.emulate import asm as twins
+from mla_codegen.emulate import dtypes
 from mla_codegen.emulate.errors import EmulatorError
 from mla_codegen.emulate.lang import plain
 from mla_codegen.emulate.tensor import Tensor, as_tensor, broadcast_pair, coerce
@@ -127,29 +128,31 @@ def cast(input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any 
 
 
 def inline_asm_elementwise(
-    asm_text: Any = None, constraints: Any = "", args: Any = (), dtype: Any = None, **options: Any
+    asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any = True, pack: Any = 1
 ) -> Any:
-    """Runs the plain twin of the assembly (`asm.TWINS`)."""
-    text = plain(options.pop("asm", asm_text))
+    """Runs the plain twin of the assembly (`mla_codegen.emulate.asm`)."""
+    text = plain(asm)
     inputs = [as_tensor(arg) for arg in args]
     shape, layout = inputs[0].shape, inputs[0].layout
     for other in inputs[1:]:
         merged = Tensor(np.broadcast_to(np.int8(0), shape), tl.int8, layout)
         shape, layout = broadcast_pair(merged, other, "inline assembly operands")
     try:
-        results = asm.run(text, [np.broadcast_to(x.data, shape) for x in inputs])
-    except asm.UnknownAssembly as unknown:
+        results = twins.run(text, [np.broadcast_to(x.data, shape) for x in inputs])
+    except twins.UnknownAssembly as unknown:
         raise EmulatorError(str(unknown)) from None
     dtype = plain(dtype)
     kinds = [plain(kind) for kind in dtype] if isinstance(dtype, (tuple, list)) else [dtype]
     if len(results) != len(kinds):
         raise EmulatorError(
-            f"the twin of {asm.normalise(text)!r} gives {len(results)} outputs, the call names {len(kinds)} types"
+            f"the twin of {twins.normalise(text)!r} gives {len(results)} outputs, the call names {len(kinds)} types"
         )
     outputs = []
     for result, kind in zip(results, kinds, strict=True):
         want = dtypes.storage_type(kind)
         if result.dtype.itemsize != want.itemsize:
-            raise EmulatorError(f"the twin of {asm.normalise(text)!r} gives {result.dtype} where the call says {kind}")
+            raise EmulatorError(
+                f"the twin of {twins.normalise(text)!r} gives {result.dtype} where the call says {kind}"
+            )
         outputs.append(Tensor(result if result.dtype == want else result.view(want), kind, layout))
     return tuple(outputs) if isinstance(dtype, (tuple, list)) else outputs[0]
