@@ -58,13 +58,13 @@ def capture_job(
         arch,
         found["signature"],
         found["constexprs"],
-        _for_arch({**found["options"], **(options or {})}, arch),
+        for_arch({**found["options"], **(options or {})}, arch),
         frozenset(found["divisible"]),
         within_2gb=frozenset(found["within_2gb"]),
     )
 
 
-def _for_arch(options: dict[str, Any], arch: str) -> dict[str, Any]:
+def for_arch(options: dict[str, Any], arch: str) -> dict[str, Any]:
     """Options that the target's compiler has: the other vendor's are dropped, as a launch there would refuse them."""
     foreign = ("maxnreg",) if arch.startswith("gfx") else ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
     return {name: value for name, value in options.items() if name not in foreign}

@@ -46,9 +46,9 @@ class CompileJob:
     options     compiler options: num_warps, num_stages, waves_per_eu, maxnreg, ...
     divisible   names of arguments known to be divisible by 16 (pointers: aligned to 16 bytes); without it no load is
                 vectorised
-    within_2gb  names of pointers whose tensors are under 2 GiB: a launch on AMD knows that and uses buffer instructions,
-                so a binary compiled without it can differ from the one that runs. No effect on NVIDIA
     source      the file's text where it is not on disk (yet); `path` then only gives the name
+    within_2gb  names of pointers whose tensors are under 2 GiB: a launch on AMD knows that and uses buffer
+                instructions, so a binary compiled without it can differ from the one that runs. No effect on NVIDIA
     """
 
     path: str

@@ -31,10 +31,10 @@ def fold(q, k, out, count, scale, TYPE: tl.constexpr):
 @triton.jit
 def crowded(q, k, out, count):
     """More accumulators than a wave has registers where waves_per_eu asks for many waves."""
-    h = tl.arange(0, 64)
+    h = tl.arange(0, 32)
     c = tl.arange(0, 128)
     r = tl.arange(0, 32)
-    acc = tl.zeros([64, 128], tl.float32)
+    acc = tl.zeros([32, 128], tl.float32)
     for start in range(0, count, 32):
         x = tl.load(q + h[:, None] * 4096 + start + r[None, :])
         y = tl.load(k + (start + r)[:, None] * 128 + c[None, :])
@@ -52,9 +52,9 @@ def decode(x, y):
 @triton.jit
 def wide(q, k, out, count):
     """Tiles whose double buffer is over 64 KiB."""
-    h = tl.arange(0, 64)
+    h = tl.arange(0, 16)
     r = tl.arange(0, 256)
-    acc = tl.zeros([64, 64], tl.float32)
+    acc = tl.zeros([16, 64], tl.float32)
     for start in range(0, count, 256):
         x = tl.load(q + h[:, None] * 4096 + start + r[None, :])
         y = tl.load(k + (start + r)[:, None] * 64 + tl.arange(0, 64)[None, :])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mla_codegen.isa import CaptureError, JobError, capture_job, load_job, parse_target
+from mla_codegen.isa.capture import for_arch
 
 FOREIGN = """
 import torch
@@ -58,9 +59,10 @@ def test_a_launch_becomes_a_job(foreign):
     assert job.options == {"num_warps": 8, "num_stages": 3, "waves_per_eu": 2}
 
 
-def test_options_of_the_other_vendor_are_dropped(foreign):
-    job = capture_job(foreign, "attend", "sm_90", batch=2, kv_len=512)
-    assert job.options == {"num_warps": 8, "num_stages": 2}
+def test_options_of_the_other_vendor_are_dropped():
+    options = {"num_warps": 8, "waves_per_eu": 2, "maxnreg": 128}
+    assert for_arch(options, "sm_90") == {"num_warps": 8, "maxnreg": 128}
+    assert for_arch(options, "gfx942") == {"num_warps": 8, "waves_per_eu": 2}
 
 
 def test_host_code_that_fails_before_the_launch_says_why(foreign):
