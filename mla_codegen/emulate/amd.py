@@ -55,7 +55,15 @@ def buffer_store(stored_value: Any, ptr: Any, offsets: Any, mask: Any = None, ca
     _check_span(ptr, offsets, keep, "buffer_store")
     kind = pointer.dtype.element_ty
     assert pointer.buffer is not None
-    memory.store(pointer.buffer, kind, pointer.data, stored(pointer, stored_value, kind), keep, current().buffers)
+    memory.store(
+        pointer.buffer,
+        kind,
+        pointer.data,
+        stored(pointer, stored_value, kind),
+        keep,
+        current().buffers,
+        current().number,
+    )
 
 
 def _to_shared(dest: Descriptor, pointer: Tensor, mask: Any, other: Any, what: str, zero_masked: bool) -> None:

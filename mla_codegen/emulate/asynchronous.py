@@ -169,6 +169,10 @@ def expect(mbarrier: Descriptor, bytes: Any, pred: Any = True) -> None:
 def arrive(mbarrier: Descriptor, *, count: Any = 1, pred: Any = True) -> None:
     if holds(pred):
         barrier_of(mbarrier).arrive(int(getattr(count, "value", count)))
+        scheduler = current().scheduler
+        if scheduler is not None:
+            scheduler.progress()
+            scheduler.yield_baton()
 
 
 def wait(mbarrier: Descriptor, phase: Any, pred: Any = True, deps: Any = ()) -> None:

@@ -99,7 +99,7 @@ def from_f32(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 def convert(data: NDArray[Any], source: Any, target: Any) -> NDArray[Any]:
     """Stored `data` of type `source` in the stored form of `target`, by value."""
-    if source == target:
+    if source is target or source == target:
         return data
     if target.name == "int1":
         return (to_f32(data, source) if source.is_floating() else data) != 0

@@ -161,7 +161,9 @@ def store(
     kind = pointer.dtype.element_ty
     data = stored(pointer, value, kind)
     assert pointer.buffer is not None
-    memory.store(pointer.buffer, kind, pointer.data, data, masked(pointer, mask, "store"), current().buffers)
+    memory.store(
+        pointer.buffer, kind, pointer.data, data, masked(pointer, mask, "store"), current().buffers, current().number
+    )
 
 
 def stored(pointer: Tensor, value: Any, kind: Any) -> Any:

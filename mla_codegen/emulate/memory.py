@@ -95,6 +95,7 @@ class Buffer:
                 self.gaps = (~member).numpy()
         shadow = _shadow(tensor) if elements else None
         self.shadow = None if shadow is None else shadow[tensor.storage_offset() * self.itemsize :]
+        self.writers: NDArray[np.int32] | None = None  # 1 + number of the last program that stored each element
         self._views: dict[Any, NDArray[Any]] = {}
 
     def view(self, kind: np.dtype[Any]) -> NDArray[Any]:
@@ -199,14 +200,39 @@ def store(
     value: NDArray[Any],
     mask: NDArray[np.bool_] | None,
     others: list[Buffer],
+    program: int = 0,
 ) -> None:
-    """Write `value` (storage form) at `index` where `mask` holds."""
+    """Write `value` (storage form) at `index` where `mask` holds, as the program of that number."""
     size = storage_type(kind).itemsize
     _checked(buffer, size, index, mask, "store", others)
     if mask is not None:
         index, value = index[mask], value[mask]
-    buffer.view(storage_type(kind))[index] = value
+    memory = buffer.view(storage_type(kind))
+    _mark_writer(buffer, size, memory, np.asarray(index), value, program)
+    memory[index] = value
     if buffer.shadow is not None:
         start = np.asarray(index) * size
         for byte in range(size):
             buffer.shadow[start + byte] = 1
+
+
+def _mark_writer(
+    buffer: Buffer, size: int, memory: NDArray[Any], index: NDArray[Any], value: NDArray[Any], program: int
+) -> None:
+    """Raise if another program of this launch stored another value at the same place: which one stays is a race."""
+    if buffer.writers is None:
+        buffer.writers = np.zeros(len(buffer.bytes) // buffer.itemsize + 1, np.int32)
+    places = index * size // buffer.itemsize
+    before = buffer.writers[places]
+    clash = (before != 0) & (before != program + 1)
+    if clash.any():
+        old, new = (np.ascontiguousarray(x).view(f"u{size}") for x in (memory[index], value))
+        clash &= old.reshape(clash.shape) != new.reshape(clash.shape)
+        if clash.any():
+            first = tuple(int(i[0]) for i in np.nonzero(clash))
+            raise EmulatorError(
+                f"store to argument {buffer.describe()}, element offset {int(index[first])} ({int(clash.sum())} elements),"
+                f" where program {int(before[first]) - 1} stored another value",
+                "two programs write the same row, head or split",
+            )
+    buffer.writers[places] = program + 1

@@ -157,7 +157,7 @@ def tma_store(desc: TensorMap, coord: Any, src: Descriptor) -> None:
     src.check_readable(f"{what} from")
     src.read_by_async_proxy(what)
     index, inside = _box(desc, coord)
-    memory.store(desc.buffer, desc.dtype, index, src.view(), inside, current().buffers)
+    memory.store(desc.buffer, desc.dtype, index, src.view(), inside, current().buffers, current().number)
     asynchronous.bulk_store(src)
 
 

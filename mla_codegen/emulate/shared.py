@@ -253,7 +253,7 @@ class Descriptor:
             raise EmulatorError(f"a shared store takes a tensor, not {value!r}")
         if value.shape != self.shape:
             raise EmulatorError(f"store of a tensor of shape {list(value.shape)} into {self}")
-        if value.dtype != self.dtype:
+        if value.dtype is not self.dtype and value.dtype != self.dtype:
             raise EmulatorError(f"store of a {value.dtype} tensor into {self}", "convert it with .to(...)")
         self.check_writable("store into")
         self.view()[...] = value.data

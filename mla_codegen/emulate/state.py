@@ -34,6 +34,12 @@ class Program:
     buffers: list[Any] = field(default_factory=list)  # every tensor argument of the launch
     scheduler: Any = None  # the running warp_specialize region, if any
 
+    @property
+    def number(self) -> int:
+        """The program's place in the grid as one number."""
+        x, y, z = self.index
+        return x + self.grid[0] * (y + self.grid[1] * z)
+
 
 _current: Program | None = None
 

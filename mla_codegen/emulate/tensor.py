@@ -138,7 +138,7 @@ class Tensor:
             return self._pointer_to(dtype)
         if fp_downcast_rounding not in (None, "rtne"):
             raise EmulatorError(f"rounding {fp_downcast_rounding!r} is not modelled: 'rtne' is")
-        if dtype == self.dtype:
+        if dtype is self.dtype or dtype == self.dtype:
             return self
         change = dtypes.bitcast if bitcast else dtypes.convert
         return self.with_data(change(self.data, self.dtype, dtype), dtype)

@@ -1,6 +1,8 @@
 """gl.warp_specialize: partitions run as threads that hand one baton around, so exactly one runs at any time.
 
-A partition keeps the baton until an mbarrier.wait blocks it. When every partition is blocked the kernel is deadlocked.
+A partition keeps the baton until an mbarrier.wait blocks it, or until it has arrived at a barrier: whoever that arrival
+releases runs ahead at once, so a stage that is released before its last read is overwritten in time to be noticed.
+When every partition is blocked the kernel is deadlocked.
 """
 
 from __future__ import annotations
@@ -28,11 +30,20 @@ class Scheduler:
         self.failure: BaseException | None = None
         self.baton = threading.Condition()
 
+    def yield_baton(self) -> None:
+        """Let the others run as far as they can: what they may do now, they do before the caller goes on."""
+        if self.failure is None:
+            self._hand_over()
+
     def block(self) -> bool:
         """Called by a partition that cannot go on: False when no partition can."""
         self.idle += 1
         if self.failure is not None or self.idle > sum(self.alive):
             return False
+        self._hand_over()
+        return True
+
+    def _hand_over(self) -> None:
         me = self.turn
         with self.baton:
             self._next()
@@ -40,7 +51,6 @@ class Scheduler:
         if self.failure is not None:
             raise _Abandoned
         self.program.warps = self.warps[me]
-        return True
 
     def progress(self) -> None:
         self.idle = 0

@@ -34,6 +34,13 @@ def as_words(x, y):
     tl.store(y + i, tl.load(words + i))
 
 
+@triton.jit
+def numbered(y, STEP: tl.constexpr, SAME: tl.constexpr):
+    i = tl.arange(0, 4)
+    program = tl.program_id(0)
+    tl.store(y + program * STEP + i, 5 if SAME else program)
+
+
 def scratch(n):
     return torch.empty(n), torch.empty_like(torch.zeros(n)), torch.zeros(n)
 """
@@ -130,3 +137,12 @@ def test_pointer_cast_keeps_the_place(module) -> None:
     assert torch.equal(y, x.view(torch.int32))
     with pytest.raises(emulate.EmulatorError, match="element offset 3 of 3"):
         module.as_words[(1,)](x[:6], y)
+
+
+def test_two_programs_must_not_store_different_values_at_one_place(module) -> None:
+    y = torch.zeros(16, dtype=torch.int32)
+    module.numbered[(4,)](y, STEP=4, SAME=False)
+    assert y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    module.numbered[(4,)](y, STEP=2, SAME=True)
+    with pytest.raises(emulate.EmulatorError, match=r"(?s)program 1, .*element offset 2 .* where program 0 stored"):
+        module.numbered[(4,)](y, STEP=2, SAME=False)
