@@ -149,6 +149,8 @@ def _compile_one(job: CompileJob, triton: str, triton_path: Path | None, timeout
             outcome = _run_worker(job, triton, triton_path, timeout_s, Path(scratch))
             if isinstance(outcome, Failed):
                 return outcome
+            if outcome["triton"] != triton:
+                return Failed(job, triton, f"asked for Triton {triton}, compiled by {outcome['triton']}", "", 0.0)
     except Exception as error:  # a full disk, an unreadable file: this row fails, the others go on
         return Failed(job, triton, f"{type(error).__name__}: {error}", "", time.perf_counter() - start)
     if use_cache:

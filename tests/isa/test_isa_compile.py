@@ -157,6 +157,11 @@ def test_results_come_from_the_cache_and_follow_the_content(rows, monkeypatch):
     assert key != cache_key(case.job, "3.6.0")
 
 
+def test_a_release_that_was_not_found_is_not_passed_off_as_another(rows):
+    failed = compile_jobs([CASES["hardware fp8"].job], triton="0.0.1")[0]
+    assert failed.reason.startswith("asked for Triton 0.0.1, compiled by ")
+
+
 def test_a_damaged_cache_entry_is_compiled_again(rows):
     case = CASES["hardware fp8"]
     stored = cache_dir() / "isa" / f"{cache_key(case.job, rows['gfx950'].report.triton)}.json.gz"
