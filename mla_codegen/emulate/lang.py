@@ -13,7 +13,7 @@ import triton.language.core as tl
 from mla_codegen.emulate import dtypes, layouts, memory
 from mla_codegen.emulate.errors import EmulatorError
 from mla_codegen.emulate.state import current
-from mla_codegen.emulate.tensor import Tensor, as_tensor, broadcast_pair, constant
+from mla_codegen.emulate.tensor import Tensor, as_tensor, broadcast_pair, constant, constant_int
 
 
 def plain(value: Any) -> Any:
@@ -29,7 +29,7 @@ def checked_layout(layout: Any, shape: tuple[int, ...]) -> Any:
 
 def _shape(shape: Any) -> tuple[int, ...]:
     shape = plain(shape)
-    dims = tuple(int(plain(n)) for n in (shape if isinstance(shape, (list, tuple)) else (shape,)))
+    dims = tuple(constant_int(n, "a dimension") for n in (shape if isinstance(shape, (list, tuple)) else (shape,)))
     for n in dims:
         if n & (n - 1) or n < 1:
             raise EmulatorError(f"tensor dimension {n} of {list(dims)} is not a power of two")
@@ -56,7 +56,7 @@ def num_ctas() -> int:
 
 
 def arange(start: Any, end: Any, layout: Any = None) -> Tensor:
-    start, end = plain(start), plain(end)
+    start, end = constant_int(start, "a bound of arange"), constant_int(end, "a bound of arange")
     shape = _shape([end - start])
     return Tensor(np.arange(start, end, dtype=np.int32), tl.int32, checked_layout(layout, shape))
 

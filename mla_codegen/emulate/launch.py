@@ -75,6 +75,10 @@ class JitFunction:
         self._device = device
         return device
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A device function in a class is a method of it."""
+        return self if instance is None else types.MethodType(self, instance)
+
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda *args, **kwargs: self.run(grid, args, kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import linecache
 import re
 import types
@@ -23,7 +24,8 @@ def load(
     path_or_source   a path to a Python file, or its text (anything with a newline)
     name             the module's `__name__`
     arch             one of ARCHES; by default what the file says: gfx950 for cdna4, gfx942 for other AMD, else sm_90
-    package          modules that the file may import by these dotted names, for files that import each other
+    package          modules (or anything with the names) that the file may import by these dotted names;
+                     relative imports are resolved against `name`
     """
     text = str(path_or_source)
     if "\n" in text:
@@ -39,7 +41,7 @@ def load(
     module.__file__ = filename
     module.__dict__["__builtins__"] = {
         **vars(builtins),
-        "__import__": _importer(namespaces.build(chosen), package or {}),
+        "__import__": _importer(namespaces.build(chosen), package or {}, name.rpartition(".")[0]),
     }
     exec(compile(source, filename, "exec"), module.__dict__)
     return module
@@ -51,18 +53,26 @@ def _guess(source: str) -> str:
     return "sm_90"
 
 
-def _importer(stand_ins: dict[str, types.ModuleType], package: dict[str, Any]) -> Any:
+def _importer(stand_ins: dict[str, types.ModuleType], package: dict[str, Any], home: str) -> Any:
     """`__import__` that serves the stand-ins and `package`, and leaves every other module alone."""
-
-    def find(name: str) -> Any:
-        if name in stand_ins:
-            return stand_ins[name]
-        return package.get(name)
+    served = {**stand_ins, **package}
 
     def emulated_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        if level == 0 and (name in package or name in stand_ins):
-            return find(name) if fromlist else find(name.partition(".")[0]) or find(name)
-        if level == 0 and name.partition(".")[0] == "triton":
+        if level:
+            absolute = importlib.util.resolve_name("." * level + name, home) if home else name
+            if absolute in served:
+                return served[absolute]
+            members = {item: served.get(f"{absolute}.{item}") for item in fromlist or ()}
+            if members and None not in members.values():
+                return types.SimpleNamespace(**members)
+            raise EmulatorError(
+                f"relative import of {absolute or name!r}",
+                f"load that file first and pass package={{{absolute!r}: module}}",
+            )
+        if name in served:
+            top = name.partition(".")[0]
+            return served[name] if fromlist or top not in served else served[top]
+        if name.partition(".")[0] == "triton":
             raise EmulatorError(
                 f"import of {name}: the emulator has no such module", "docs/emulator.md lists what is covered"
             )

@@ -231,8 +231,8 @@ def _mark_writer(
         if clash.any():
             first = tuple(int(i[0]) for i in np.nonzero(clash))
             raise EmulatorError(
-                f"store to argument {buffer.describe()}, element offset {int(index[first])} ({int(clash.sum())} elements),"
-                f" where program {int(before[first]) - 1} stored another value",
+                f"store to argument {buffer.describe()}, element offset {int(index[first])}"
+                f" ({int(clash.sum())} elements), where program {int(before[first]) - 1} stored another value",
                 "two programs write the same row, head or split",
             )
     buffer.writers[places] = program + 1

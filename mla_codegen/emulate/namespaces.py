@@ -145,7 +145,7 @@ def build(arch: str) -> dict[str, types.ModuleType]:
     plain_triton = {"range": lang.runtime_range, "dot": mma.dot, "debug_barrier": lang.thread_barrier}
     add("triton.language", COMMON | plain_triton)
     add("triton.language.math", MATH)
-    add("triton.language.core", COMMON)
+    add("triton.language.core", COMMON | {"_aggregate": lambda cls: cls})
     add("triton.language.extra")
     add(
         "triton.language.extra.cuda",

@@ -143,7 +143,7 @@ def tma_load(desc: TensorMap, coord: Any, barrier: Descriptor, result: Descripto
         return
     what = "tma.async_copy_global_to_shared"
     _fits(desc, result, what)
-    result.read_by_async_proxy(what)
+    result.fenced_by_compiler()
     index, inside = _box(desc, coord)
     fill = dtypes.poison_value(desc.dtype) if desc.padding == "nan" else dtypes.storage_type(desc.dtype).type(0)
     data = memory.load(desc.buffer, desc.dtype, index, inside, fill, current().buffers)

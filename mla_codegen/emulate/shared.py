@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mla_codegen.emulate import dtypes, layouts
 from mla_codegen.emulate.errors import EmulatorError, where
 from mla_codegen.emulate.state import current
-from mla_codegen.emulate.tensor import Tensor
+from mla_codegen.emulate.tensor import Tensor, constant_int
 
 if TYPE_CHECKING:
     from mla_codegen.emulate.asynchronous import Barrier, Copy
@@ -238,6 +238,12 @@ class Descriptor:
                     "call fence_async_shared() after the store and before the barrier and this operation",
                 )
 
+    def fenced_by_compiler(self) -> None:
+        """Triton puts a proxy fence before a TMA load that overwrites generic stores: none is unfenced after it."""
+        unfenced = self.allocation.unfenced
+        for key in [key for key, region in unfenced.items() if self.overlaps(region)]:
+            del unfenced[key]
+
     # values
 
     def load(self, layout: Any) -> Tensor:
@@ -278,7 +284,7 @@ def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def allocate(element_ty: Any, shape: Any, layout: Any, value: Any = None) -> Descriptor:
     """gl.allocate_shared_memory: poisoned, or holding `value`."""
     element_ty, layout = getattr(element_ty, "value", element_ty), getattr(layout, "value", layout)
-    dims = tuple(int(getattr(n, "value", n)) for n in shape)
+    dims = tuple(constant_int(n, "a shared allocation's dimension") for n in shape)
     if not isinstance(layout, layouts.SharedLayout):
         raise EmulatorError(f"shared memory needs a shared layout, not {layout!r}")
     size = dtypes.storage_type(element_ty).itemsize

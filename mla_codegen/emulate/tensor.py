@@ -184,7 +184,14 @@ class Tensor:
 def _dims(shape: tuple[Any, ...]) -> tuple[int, ...]:
     if len(shape) == 1 and isinstance(shape[0], (list, tuple)):
         shape = tuple(shape[0])
-    return tuple(int(getattr(n, "value", n)) for n in shape)
+    return tuple(constant_int(n, "a dimension") for n in shape)
+
+
+def constant_int(value: Any, what: str) -> int:
+    """A compile-time integer; a run-time one is refused."""
+    if isinstance(value, Tensor):
+        raise EmulatorError(f"{what} is a run-time value", "it must be a compile-time constant (constexpr)")
+    return int(getattr(value, "value", value))
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -152,6 +152,8 @@ tl.store(y + j[:, None] * 16 + j[None, :], tl.dot(a, tl.trans(a)))
         ("j = tl.arange(0, 6)", "not a power of two"),
         ("tl.device_assert(i < 4, 'too far')", "device_assert failed: too far"),
         ("tl.store(y + i, tl.load(x + i, other=0.0))", "`other` but no mask"),
+        ("j = tl.arange(0, n)", "a bound of arange is a run-time value"),
+        ("j = tl.zeros([n], tl.float32)", "a dimension is a run-time value"),
         ("tl.fancy(i)", "triton.language.fancy is not modelled"),
         ("v = tl.inline_asm_elementwise('bar.sync 0;', '=r,r', [i], tl.int32, True, 1)", "no twin for the assembly"),
     ],

@@ -67,6 +67,15 @@ def test_one_file_may_import_another() -> None:
     y = torch.tensor([4.0])
     module.kernel[(1,)](y)
     assert float(y) == 8.0
+    relative = emulate.load(
+        main.replace("from kernels.steps", "from .steps").replace("\n\n\n", "\nfrom . import steps as again\n\n\n"),
+        "kernels.main",
+        package={"kernels.steps": steps},
+    )
+    relative.kernel[(1,)](y)
+    assert float(y) == 16.0
+    with pytest.raises(emulate.EmulatorError, match=r"relative import of 'kernels.other'"):
+        emulate.load("from .other import x\n\n", "kernels.main")
 
 
 def test_errors_of_imports_and_launches() -> None:
