@@ -109,7 +109,11 @@ def convert(data: NDArray[Any], source: Any, target: Any) -> NDArray[Any]:
             if source.name == "fp16" and target.name == "fp64":
                 return data.astype(np.float64)
             return from_f32(values, target)
-        return np.trunc(values).astype(np.int64).astype(_storage(target.name))
+        limits = np.iinfo(_storage(target.name))  # as the hardware: saturate, NaN becomes 0
+        wide = np.nan_to_num(np.trunc(values).astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        inside = (wide >= limits.min) & (wide <= limits.max)
+        exact = np.where(inside, wide, 0).astype(_storage(target.name))
+        return np.where(inside, exact, np.where(wide < 0, limits.min, limits.max).astype(_storage(target.name)))
     if target.is_floating():
         if target.name in ("fp32", "fp64", "fp16"):
             return data.astype(_storage(target.name))

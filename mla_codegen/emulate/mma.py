@@ -78,6 +78,8 @@ def mma_v2(a: Any, b: Any, acc: Any, input_precision: Any = None) -> Tensor:
         )
     if a.dtype != b.dtype:
         raise EmulatorError(f"mma_v2 of {a.dtype} and {b.dtype}: both operands must have one type")
+    if a.shape[1] * a.dtype.primitive_bitwidth % 256:
+        raise EmulatorError(f"mma_v2 of {a.dtype} with K = {a.shape[1]}: K must be a multiple of 32 bytes")
     return Tensor(product(a.data, a.dtype, b.data, b.dtype, acc.data), acc.dtype, parent)
 
 
@@ -99,6 +101,8 @@ def _mfma_layout(a: Any, b: Any, acc: Any, what: str) -> Any:
     parent = _operands(a, b, acc, what)
     if not isinstance(parent, AMDMFMALayout) or parent.version not in _MFMA_FP8:
         raise EmulatorError(f"{what} accumulates in {parent}", "the layout must be AMDMFMALayout of version 3 or 4")
+    if a.shape[1] % parent.instr_shape[2]:
+        raise EmulatorError(f"{what} with K = {a.shape[1]}, no multiple of the instruction's {parent.instr_shape[2]}")
     return parent
 
 

@@ -34,10 +34,10 @@ def run(kernel: str, module: types.ModuleType) -> None:
     elif kernel == "bulk":
         module.bulk[(1,)](tma_map(x), tma_map(y), TILES)
         assert torch.equal(2 * x, y)
-    elif kernel == "product":
+    elif kernel.startswith("product"):
         a, b = torch.randn(64, 64, generator=draw).half(), torch.randn(32, 64, generator=draw).half()
         c = emulate.poison(torch.empty(64, 32))
-        module.product[(1,)](a, b, c, num_warps=4)
+        getattr(module, kernel)[(1,)](a, b, c, num_warps=4)
         torch.testing.assert_close(c, a.float() @ b.float().T)
     elif kernel == "specialised":
         module.specialised[(1,)](tma_map(x), y, TILES)
@@ -50,7 +50,7 @@ def run(kernel: str, module: types.ModuleType) -> None:
         assert emulate.unwritten(out).tolist() == [False] * 100 + [True] * 28 + [False]
 
 
-@pytest.mark.parametrize("kernel", ["ring", "bulk", "product", "scaled", "specialised"])
+@pytest.mark.parametrize("kernel", ["ring", "bulk", "product", "product_from_registers", "scaled", "specialised"])
 def test_the_kernels_are_right_unbroken(kernel: str) -> None:
     run(kernel, emulate.load(SOURCE, "small"))
 

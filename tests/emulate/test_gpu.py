@@ -7,9 +7,12 @@ import types
 
 import pytest
 import torch
+import triton.language as tl
 from decode import BLOCK, KERNELS, SM_SCALE, SPLITS, case, error, merge, scratch, truth
 from test_faults import TILES, tma_map
 from test_kernels import launch
+
+from mla_codegen import emulate
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,7 +52,7 @@ def test_decode_kernels_equal_the_gpu(name: str, lens: list[int]) -> None:
     assert error(merge(partial.cpu(), lse.cpu())[0], truth(c)[0]) < 2e-3
 
 
-@pytest.mark.parametrize("kernel", ["ring", "bulk", "product", "scaled", "specialised"])
+@pytest.mark.parametrize("kernel", ["ring", "bulk", "product", "product_from_registers", "scaled", "specialised"])
 def test_small_kernels_are_right_on_the_gpu(kernel: str) -> None:
     """What the fault tests break is valid Gluon to begin with."""
     module = compiled("small")
@@ -64,15 +67,70 @@ def test_small_kernels_are_right_on_the_gpu(kernel: str) -> None:
     elif kernel == "specialised":
         module.specialised[(1,)](tma_map(x), y, TILES, num_warps=4)
         assert torch.equal(x, y)
-    elif kernel == "product":
+    elif kernel.startswith("product"):
         a, b, c = (
             torch.randn(64, 64).half().cuda(),
             torch.randn(32, 64).half().cuda(),
             torch.empty(64, 32, device="cuda"),
         )
-        module.product[(1,)](a, b, c, num_warps=4)
+        getattr(module, kernel)[(1,)](a, b, c, num_warps=4)
         torch.testing.assert_close(c, a.float() @ b.float().T, rtol=1e-3, atol=1e-3)
     else:
         out = torch.zeros(129, device="cuda")
         module.scaled[(1,)](x.view(-1), out, 100, num_warps=4)
         assert torch.equal(out[:100], 2 * x.view(-1)[:100])
+
+
+def both(
+    kernel: str, grid: int, x: torch.Tensor, outputs: int, **constants: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 results of `kernels/language.py` emulated and compiled."""
+    emulated = torch.zeros(outputs, dtype=torch.int32)
+    gpu = torch.zeros(outputs, dtype=torch.int32, device="cuda")
+    getattr(emulate.load(KERNELS / "language.py", "language"), kernel)[(grid,)](x, emulated, **constants)
+    getattr(compiled("language"), kernel)[(grid,)](x.cuda(), gpu, **constants)
+    return emulated, gpu.cpu()
+
+
+EVERY_BF16 = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("target", [tl.float8e4nv, tl.float8e5, tl.float32, tl.float16])
+def test_all_bf16_values_convert_as_on_the_gpu(target: tl.dtype) -> None:
+    emulated, gpu = both("convert", 256, EVERY_BF16, 65536, SIZE=256, TO=target)
+    real = ~torch.isnan(EVERY_BF16.float())
+    assert torch.equal(emulated[real], gpu[real])
+
+
+@pytest.mark.parametrize("target", [tl.float8e4nv, tl.float8e5, tl.bfloat16, tl.float16, tl.int32])
+def test_float32_values_convert_as_on_the_gpu(target: tl.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scale = torch.randint(-24, 20, (65536,), generator=draw).double().exp2()
+    x = (torch.randn(65536, generator=draw, dtype=torch.float64) * scale).float()
+    x[:6] = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), 1e38, -1e38])
+    emulated, gpu = both("convert", 256, x, 65536, SIZE=256, TO=target)
+    assert torch.equal(emulated, gpu)
+
+
+@pytest.mark.parametrize("source", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_all_fp8_values_convert_as_on_the_gpu(source: torch.dtype) -> None:
+    x = torch.arange(256, dtype=torch.uint8).view(source)
+    emulated, gpu = both("convert", 1, x, 256, SIZE=256, TO=tl.float32)
+    real = ~torch.isnan(x.float())
+    assert torch.equal(emulated[real], gpu[real])
+
+
+def test_integer_expressions_equal_the_gpu() -> None:
+    x = torch.randint(-(2**31), 2**31, (512,), generator=torch.Generator().manual_seed(0), dtype=torch.int64).int()
+    x[:128] = torch.arange(-64, 64)
+    x[256:384] = torch.tensor([-7, 3, 1, -1] * 32)
+    emulated, gpu = both("integers", 1, x, 4096, SIZE=256)
+    names = [i // 256 for i in torch.nonzero(emulated != gpu)[:, 0].tolist()]
+    assert not names, sorted(set(names))
+
+
+def test_float_expressions_equal_the_gpu() -> None:
+    x = torch.randn(512, generator=torch.Generator().manual_seed(0)) * 4
+    emulated, gpu = both("floats", 1, x, 4096, SIZE=256)
+    names = [i // 256 for i in torch.nonzero(emulated != gpu)[:, 0].tolist()]
+    assert not names, sorted(set(names))

@@ -78,6 +78,27 @@ def product(a, b, c):
 
 
 @gluon.jit
+def product_from_registers(a, b, c):
+    """The same with a as a register operand."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    row = gl.arange(0, 64, gl.SliceLayout(1, LEFT))[:, None]
+    column = gl.arange(0, 64, gl.SliceLayout(0, LEFT))[None, :]
+    left = gl.load(a + row * 64 + column)
+    short = gl.arange(0, 32, gl.SliceLayout(1, L))[:, None]
+    column = gl.arange(0, 64, gl.SliceLayout(0, L))[None, :]
+    right = gl.allocate_shared_memory(gl.float16, [32, 64], gl.NVMMASharedLayout(128, 16, 2))
+    right.store(gl.load(b + short * 64 + column))
+    fence_async_shared()
+    gl.thread_barrier()
+    acc = warpgroup_mma(left, right.permute((1, 0)), gl.zeros([64, 32], gl.float32, MMA))
+    out_row = gl.arange(0, 64, gl.SliceLayout(1, MMA))[:, None]
+    out_column = gl.arange(0, 32, gl.SliceLayout(0, MMA))[None, :]
+    gl.store(c + out_row * 32 + out_column, acc)
+
+
+@gluon.jit
 def scaled(x, y, n):
     """y[i] = 2 x[i] for i < n <= 128, and the sum of x in y[128]."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
