@@ -17,10 +17,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ class Failed:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _How:
+    """How a batch is compiled, the processes that it has running, and whether it was called off.
+
+    A process is put into `live` before `called_off` is looked at; `called_off` is set before `live` is gone through,
+    so that none is missed.
+    """
+
+    triton: str
+    triton_path: Path | None
+    timeout_s: float
+    use_cache: bool
+    live: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    called_off: threading.Event = field(default_factory=threading.Event)
+
+
 Outcome = Compiled | Failed
 Progress = Callable[[int, int, Outcome], None]
 
@@ -100,19 +117,24 @@ def compile_jobs(
     """
     version = triton or installed_triton()
     parallel = parallel or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    how = _How(version, triton_path, timeout_s, use_cache)
     outcomes: dict[int, Outcome] = {}
     with ThreadPoolExecutor(max_workers=parallel) as pool:
-        running = {
-            pool.submit(_compile_one, job, version, triton_path, timeout_s, use_cache): index
-            for index, job in enumerate(jobs)
-        }
+        running = {pool.submit(_compile_one, job, how): index for index, job in enumerate(jobs)}
         pending = set(running)
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                outcomes[running[future]] = future.result()
-                if progress:
-                    progress(len(outcomes), len(jobs), outcomes[running[future]])
+        try:
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    outcomes[running[future]] = future.result()
+                    if progress:
+                        progress(len(outcomes), len(jobs), outcomes[running[future]])
+        except BaseException:  # Ctrl-C, or a progress callback that fails: leave nothing running behind
+            how.called_off.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(how.live):
+                _end(process)
+            raise
     return [outcomes[index] for index in range(len(jobs))]
 
 
@@ -139,50 +161,43 @@ def cache_key(job: CompileJob, triton: str) -> str:
     return hashlib.sha256(parts.encode() + WORKER.read_bytes()).hexdigest()
 
 
-def _compile_one(job: CompileJob, triton: str, triton_path: Path | None, timeout_s: float, use_cache: bool) -> Outcome:
+def _compile_one(job: CompileJob, how: _How) -> Outcome:
     start = time.perf_counter()
     try:
-        stored = cache_dir() / "isa" / f"{cache_key(job, triton)}.json.gz"
-        if use_cache and (record := _read(stored)) is not None:
+        stored = cache_dir() / "isa" / f"{cache_key(job, how.triton)}.json.gz"
+        if how.use_cache and (record := _read(stored)) is not None:
             return replace(_compiled(job, record), cached=True)
         with tempfile.TemporaryDirectory(prefix="mla-codegen-isa-") as scratch:
-            outcome = _run_worker(job, triton, triton_path, timeout_s, Path(scratch))
+            outcome = _run_worker(job, how, Path(scratch))
             if isinstance(outcome, Failed):
                 return outcome
-            if outcome["triton"] != triton:
-                return Failed(job, triton, f"asked for Triton {triton}, compiled by {outcome['triton']}", "", 0.0)
+            if outcome["triton"] != how.triton:
+                return Failed(
+                    job, how.triton, f"asked for Triton {how.triton}, compiled by {outcome['triton']}", "", 0.0
+                )
     except Exception as error:  # a full disk, an unreadable file: this row fails, the others go on
-        return Failed(job, triton, f"{type(error).__name__}: {error}", "", time.perf_counter() - start)
-    if use_cache:
+        return Failed(job, how.triton, f"{type(error).__name__}: {error}", "", time.perf_counter() - start)
+    if how.use_cache:
         _write(stored, outcome)
     return _compiled(job, outcome)
 
 
-def _run_worker(
-    job: CompileJob, triton: str, triton_path: Path | None, timeout_s: float, scratch: Path
-) -> Failed | dict[str, Any]:
+def _run_worker(job: CompileJob, how: _How, scratch: Path) -> Failed | dict[str, Any]:
     source = Path(job.path)
     if job.source is not None:
         source = scratch / (source.name if source.suffix == ".py" else "kernel.py")
         source.write_text(job.source, encoding="utf-8")
     request = {**job.as_dict(), "source": None, "file": str(source.resolve())}
-    return _exchange(request, job, triton, triton_path, timeout_s, scratch)
+    return _exchange(request, job, how, scratch)
 
 
 def run_request(request: Mapping[str, Any], job: CompileJob, *, timeout_s: float) -> Failed | dict[str, Any]:
     """One worker process for any request that worker.py knows; `job` only names it in a failure."""
     with tempfile.TemporaryDirectory(prefix="mla-codegen-isa-") as scratch:
-        return _exchange(request, job, installed_triton(), None, timeout_s, Path(scratch))
+        return _exchange(request, job, _How(installed_triton(), None, timeout_s, False), Path(scratch))
 
 
-def _exchange(
-    request: Mapping[str, Any],
-    job: CompileJob,
-    triton: str,
-    triton_path: Path | None,
-    timeout_s: float,
-    scratch: Path,
-) -> Failed | dict[str, Any]:
+def _exchange(request: Mapping[str, Any], job: CompileJob, how: _How, scratch: Path) -> Failed | dict[str, Any]:
     asked, result, log = scratch / "request.json", scratch / "result.json", scratch / "log.txt"
     asked.write_text(json.dumps(request), encoding="utf-8")
     start = time.perf_counter()
@@ -192,27 +207,33 @@ def _exchange(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(triton_path, str(scratch)),
+            env=_environment(how.triton_path, str(scratch)),
             cwd=scratch,
             start_new_session=True,  # so that a time-out also ends ptxas, the compiler's own child
         )
+        how.live.add(process)
+        if how.called_off.is_set():
+            _end(process)
         try:
-            code: int | None = process.wait(timeout=timeout_s)
+            code: int | None = process.wait(timeout=how.timeout_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _end(process)
+            how.live.discard(process)
     seconds = time.perf_counter() - start
     printed = log.read_text(encoding="utf-8", errors="replace")
     if code is None:
-        return Failed(job, triton, f"the compiler was still running after {timeout_s:g} s", _tail(printed), seconds)
+        return Failed(
+            job, how.triton, f"the compiler was still running after {how.timeout_s:g} s", _tail(printed), seconds
+        )
     if not result.exists():
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return Failed(job, triton, f"the compiler {ended}", _tail(printed), seconds)
+        return Failed(job, how.triton, f"the compiler {ended}", _tail(printed), seconds)
     record: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if "error" in record:
         reason = str(record["error"]).strip().splitlines()[0]
-        return Failed(job, triton, reason, _tail(printed + "\n" + record["traceback"]), seconds)
+        return Failed(job, how.triton, reason, _tail(printed + "\n" + record["traceback"]), seconds)
     record["log"] = printed[-20000:]
     return record
 

@@ -195,6 +195,19 @@ def test_a_hang_ends_at_the_time_out_with_all_its_processes(cache, tmp_path):
         pytest.fail("the compiler's child outlived it")
 
 
+def test_an_interrupted_batch_leaves_nothing_running(cache):
+    hang = job("k", "gfx942", {}, source="import time\nhang = time.sleep(600)\n")
+    fails = replace(hang, source=None, path="/nowhere.py")
+
+    def interrupt(done, total, outcome):
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compile_jobs([hang, fails, hang], parallel=2, timeout_s=60, progress=interrupt)
+    assert time.monotonic() - start < 30
+
+
 def test_a_job_that_does_not_fit_its_file_says_what_is_there(cache):
     half = job("decode", "gfx942", {"x": "*fp8e4nv"})
     outcomes = compile_jobs([half, replace(half, source=None, path="/nowhere.py")], parallel=2)
