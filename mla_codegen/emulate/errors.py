@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import TracebackType
 
 _SOURCES: set[str] = set()  # file names of the modules that are emulated: where a user's frame is told from ours
 
@@ -21,6 +22,17 @@ def where() -> str:
             return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def where_raised(trace: TracebackType | None) -> str:
+    """The same for an exception's traceback: its innermost frame of emulated source."""
+    place = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename in _SOURCES:
+            place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return place
 
 
 class EmulatorError(Exception):

@@ -13,7 +13,7 @@ import torch
 import triton.language.core as tl
 
 from mla_codegen.emulate import asynchronous, dtypes, elementwise, lang, state
-from mla_codegen.emulate.errors import EmulatorError
+from mla_codegen.emulate.errors import EmulatorError, where_raised
 from mla_codegen.emulate.memory import Buffer
 from mla_codegen.emulate.nvidia import TensorMap, tensor_map
 from mla_codegen.emulate.tensor import Tensor, as_tensor
@@ -152,6 +152,14 @@ class JitFunction:
         except EmulatorError as error:
             error.kernel, error.program = self.__name__, index
             raise
+        except Exception as error:
+            wrapped = EmulatorError(
+                f"{type(error).__name__}: {error}",
+                "the kernel uses what Triton does not have, or what the emulator lacks",
+            )
+            wrapped.line = where_raised(error.__traceback__)
+            wrapped.kernel, wrapped.program = self.__name__, index
+            raise wrapped from error
         finally:
             state.enter(None)
 

@@ -10,8 +10,16 @@ import types
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.emulate import namespaces
+import triton
+
 from mla_codegen.emulate.errors import EmulatorError, watch
+
+try:
+    from mla_codegen.emulate import namespaces
+except ImportError as missing:
+    raise EmulatorError(
+        f"triton {triton.__version__} has not the Gluon that the emulator models ({missing})", "install triton 3.6"
+    ) from missing
 
 ARCHES = ("sm_90", "gfx942", "gfx950")
 

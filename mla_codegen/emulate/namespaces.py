@@ -30,7 +30,7 @@ from mla_codegen.emulate import (
 )
 from mla_codegen.emulate.errors import EmulatorError
 from mla_codegen.emulate.launch import jit
-from mla_codegen.emulate.tensor import Tensor, as_tensor
+from mla_codegen.emulate.tensor import METHODS, Tensor, as_tensor
 
 
 class Namespace(types.ModuleType):
@@ -83,6 +83,12 @@ COMMON = {
     "tensor": Tensor,
     "tuple": tuple,
 }
+METHODS.update(
+    _pick(elementwise, "exp exp2 log log2 sqrt rsqrt sin cos floor ceil erf abs")
+    | _pick(reduce, "max min sum argmax argmin xor_sum reduce cumsum")
+    | _pick(lang, "store atomic_add atomic_max atomic_min atomic_xchg")
+    | _pick(shape, "ravel split gather")
+)
 GLUON = {
     **_pick(lang, "num_warps num_ctas convert_layout thread_barrier"),
     **_pick(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mla_codegen.emulate.memory import Buffer
 from mla_codegen.emulate.state import current
 
 AUTO = layouts.AUTO
+METHODS: dict[str, Callable[..., Any]] = {}  # functions that are methods too (sum, exp2, ...): filled by `namespaces`
 _NATIVE = {"fp16", "fp32", "fp64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 _COMPARE = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
 
@@ -81,6 +83,12 @@ class Tensor:
         if self.shape or not self.dtype.is_int():
             raise EmulatorError(f"a {self.dtype} tensor of shape {list(self.shape)} used as an index")
         return int(self.data)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return partial(METHODS[name], self)
+        except KeyError:
+            raise AttributeError(f"a tensor has no {name!r}") from None
 
     def __iter__(self) -> Iterator[Any]:
         raise EmulatorError("a tensor cannot be iterated or unpacked")

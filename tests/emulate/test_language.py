@@ -82,6 +82,12 @@ def test_maximum_ignores_nan_and_reductions_widen() -> None:
     assert int(run("tl.store(y, tl.sum(tl.load(x + i), 0))", small, torch.zeros(1, dtype=torch.int32))) == 800
 
 
+def test_functions_are_methods_too() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, -4.0] * 2)
+    body = "v = tl.load(x + i)\ntl.store(y + i, v.abs().exp2())\ntl.store(y, v.sum(0))"
+    assert run(body, x, torch.zeros(8)).tolist() == [4.0, 4.0, 8.0, 16.0, 2.0, 4.0, 8.0, 16.0]
+
+
 def test_loop_variable_is_a_run_time_integer() -> None:
     body = "t = i * 0\nfor k in range(2, 8, 3):\n    t += k.to(tl.int32)\ntl.store(y + i, t)"
     assert run(body, ints(0), torch.zeros(8, dtype=torch.int32)).tolist() == [7] * 8
@@ -152,6 +158,8 @@ tl.store(y + j[:, None] * 16 + j[None, :], tl.dot(a, tl.trans(a)))
         ("j = tl.arange(0, 6)", "not a power of two"),
         ("tl.device_assert(i < 4, 'too far')", "device_assert failed: too far"),
         ("tl.store(y + i, tl.load(x + i, other=0.0))", "`other` but no mask"),
+        ("tl.store(y + i, i.fancy())", "AttributeError: a tensor has no 'fancy'"),
+        ("j = [1, 2][5]", "IndexError: list index out of range"),
         ("j = tl.arange(0, n)", "a bound of arange is a run-time value"),
         ("j = tl.zeros([n], tl.float32)", "a dimension is a run-time value"),
         ("tl.fancy(i)", "triton.language.fancy is not modelled"),
