@@ -238,18 +238,26 @@ def _kernel(
     taken, not_taken = _applicable(wanted, kv)
     is_fp8 = kv.startswith("fp8")
     fp8_mma, packed = "fp8_mma" in taken, "packed_fp8" in taken
-    if is_fp8 and not packed and kv not in target.fp8_convert:
-        as_other = fp8_mma and kv == "fp8_e4m3fnuz" and "fp8_e4m3fn" in target.fp8_mma
-        if not as_other:
-            problems.append(
-                Problem(
-                    options_loc,
-                    f"{kv} KV without packed_fp8 on {target.name}: the hardware does not convert {kv}, so the "
-                    "compiler would decode it in software",
-                    fix="add packed_fp8 to the optimizations",
-                )
+    if fp8_mma and kv == "fp8_e4m3fnuz" and kv not in target.fp8_mma:
+        problems.append(
+            Problem(
+                options_loc,
+                f"fp8_mma of {kv} KV on {target.name}: its matrix units take e4m3fn, where {kv}'s largest number "
+                "(byte 0x7F) is NaN",
+                fix="take fp8_mma out of the optimizations for this KV",
             )
-            return []
+        )
+        return []
+    if is_fp8 and not packed and kv not in target.fp8_convert:
+        problems.append(
+            Problem(
+                options_loc,
+                f"{kv} KV without packed_fp8 on {target.name}: the hardware does not convert {kv}, so the "
+                "compiler would decode it in software",
+                fix="add packed_fp8 to the optimizations",
+            )
+        )
+        return []
 
     decode = _decode(target, kv, fp8_mma, packed)
     q_top = 0 if decode["compute"] in ("bf16", spec.dtypes.q) else (64 if fp8_mma else 1)
@@ -446,19 +454,17 @@ def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, A
     }  # fmt: skip
     if not kv.startswith("fp8"):
         return result
-    # The format that the kernel takes the bytes for. The two e4m3 differ by a factor of two and in what 0x80 is.
+    # The format that the kernel takes the bytes for: e4m3fn may pass for e4m3fnuz, at half its value and with 0x80 mended.
     taken_as = kv
     if fp8_mma and kv not in target.fp8_mma:
         taken_as = next(iter(target.fp8_mma))
-    elif not fp8_mma and packed and target.pair_decode:
-        taken_as = "fp8_e4m3fn"
-    factor = 2.0 if (kv, taken_as) == ("fp8_e4m3fn", "fp8_e4m3fnuz") else 0.5 if kv != taken_as else 1.0
+    factor = 1.0 if kv == taken_as else 2.0
     result.update(fp8=taken_as, tl_fp8=TL[taken_as], torch_word=TORCH[taken_as], kv_factor=factor)
     if fp8_mma and not packed:
-        repair = (kv, taken_as) == ("fp8_e4m3fn", "fp8_e4m3fnuz")
+        repair = kv != taken_as
         result.update(compute=taken_as, tl_compute=TL[taken_as], repair_zero=repair)
     elif fp8_mma:
-        repair = (kv, taken_as) == ("fp8_e4m3fn", "fp8_e4m3fnuz")
+        repair = kv != taken_as
         words = "repair(latent)" if repair else "latent"
         rope = Lane("", "", "repair_bytes(rope)" if repair else "rope", "", "rope[None, :]")
         result.update(
@@ -474,7 +480,7 @@ def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, A
                  f"2 * rope_words[None, :]{offset}")
             for name, offset in (("even", ""), ("odd", " + 1"))
         )  # fmt: skip
-        bits = not target.pair_decode
+        bits = not (target.pair_decode and kv == "fp8_e4m3fn")  # the hardware's conversion is of e4m3fn alone
         result.update(
             compute="fp16", tl_compute="tl.float16", torch_word="torch.int16", word="int16", word_bytes=2,
             lanes=lanes, rope_lanes=lanes, decode_step=f"steps/pairs_{'bits' if bits else 'asm'}.py.jinja",
