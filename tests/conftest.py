@@ -21,6 +21,11 @@ settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Triton's interpreter converts arrays of one element to numbers in its own way.
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim:DeprecationWarning")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if HAS_GPU:
         return
