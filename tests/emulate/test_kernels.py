@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from decode import BLOCK, KERNELS, SM_SCALE, SPLITS, Case, case, error, merge, scratch, truth
 
 from mla_codegen import emulate
@@ -14,8 +17,8 @@ LIMITS = {"hopper_pairs": 2e-3, "hopper_wgmma": 2e-3, "cdna3_quads": 6e-2, "cdna
 LSE_LIMITS = {"hopper_pairs": 1e-4, "hopper_wgmma": 2e-3, "cdna3_quads": 0.1, "cdna4_async": 0.1}
 
 
-def launch(name: str, c: Case, warps: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    module = emulate.load(KERNELS / f"{name}.py", name)
+def launch(name: str, c: Case, folder: Path = KERNELS) -> tuple[torch.Tensor, torch.Tensor]:
+    module = emulate.load(folder / f"{name}.py", name)
     partial, lse = (emulate.poison(x) for x in scratch(c))
     kv = {
         "hopper_pairs": lambda: (c.kv.view(torch.int16), partial),
@@ -23,7 +26,7 @@ def launch(name: str, c: Case, warps: int = 4) -> tuple[torch.Tensor, torch.Tens
         "cdna4_async": lambda: (c.kv, partial),
         "hopper_wgmma": lambda: (*module.descriptors(c.kv, BLOCK), partial.view(torch.int64)),
     }[name]()
-    module.stage1[(c.slots,)](c.q, *kv, lse, c.indptr, c.scale, SM_SCALE, SPLITS=SPLITS, BLOCK=BLOCK, num_warps=warps)
+    module.stage1[(c.slots,)](c.q, *kv, lse, c.indptr, c.scale, SM_SCALE, SPLITS=SPLITS, BLOCK=BLOCK, num_warps=4)
     assert not emulate.unwritten(lse).any()
     return partial, lse
 
@@ -66,3 +69,16 @@ def test_same_bits_every_time(name: str) -> None:
     c = case([100])
     first, second = launch(name, c), launch(name, c)
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True))
+
+
+FAULTS = yaml.safe_load((Path(__file__).parent / "kernel_faults.yaml").read_text())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_in_whole_kernels_are_caught(fault: str, tmp_path: Path) -> None:
+    name, old, new, message = (FAULTS[fault][key] for key in ("file", "old", "new", "message"))
+    source = (KERNELS / f"{name}.py").read_text()
+    assert old in source
+    (tmp_path / f"{name}.py").write_text(source.replace(old, new))
+    with pytest.raises(emulate.EmulatorError, match=f"(?s)kernel stage1, program .*{name}.py:[0-9]+ in .*({message})"):
+        launch(name, case([130, 600], guard=0), folder=tmp_path)
