@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mla_codegen.emulate.dtypes import poison_value, storage_type
+from mla_codegen.emulate.dtypes import FROM_TORCH, poison_value, storage_type
 from mla_codegen.emulate.errors import EmulatorError
 
 _unwritten: dict[int, tuple[NDArray[np.uint8], int]] = {}
@@ -24,22 +24,32 @@ _unwritten: dict[int, tuple[NDArray[np.uint8], int]] = {}
 def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill `tensor` with NaN (0x7f bytes where there is none) and mark it unwritten; returns it.
 
-    An emulated kernel that reads an element before a kernel stored it is stopped. The mark ends with the tensor's life,
-    with `forget`, or with an in-place write by host code.
+    An emulated kernel that reads an element before a kernel stored it is stopped. The mark ends with the memory's life,
+    with `forget`, or with an in-place write by host code. Of a view, its own elements only are marked.
     """
+    shadow = _shadow(tensor)
+    if not tensor.numel():
+        return tensor
+    kind = FROM_TORCH.get(tensor.dtype)
+    if kind is None:
+        raise EmulatorError(f"poison of a {tensor.dtype} tensor: that type is not modelled")
+    value = np.full(1, poison_value(kind))
     with torch.no_grad():
-        if tensor.is_floating_point() and tensor.element_size() > 1:
-            tensor.fill_(float("nan"))
-        elif tensor.numel():
-            flat = torch.empty(tensor.shape, dtype=tensor.dtype)
-            flat.view(torch.uint8).fill_(0x7F)
-            tensor.copy_(flat)
+        tensor.copy_(torch.from_numpy(value.view(np.uint8)).view(tensor.dtype).expand(tensor.shape))
     storage = tensor.untyped_storage()
-    if storage.nbytes():
-        address = storage.data_ptr()
-        _unwritten[address] = np.zeros(storage.nbytes() + 8, np.uint8), _version(tensor)
-        weakref.finalize(tensor, _unwritten.pop, address, None)
+    if shadow is None:
+        shadow = np.ones(storage.nbytes(), np.uint8)
+        weakref.finalize(storage, _unwritten.pop, storage.data_ptr(), None)
+    _bytes_of(tensor, shadow).fill_(0)
+    _unwritten[storage.data_ptr()] = shadow, _version(tensor)
     return tensor
+
+
+def _bytes_of(tensor: torch.Tensor, shadow: NDArray[np.uint8]) -> torch.Tensor:
+    """The shadow of `tensor`'s elements, [*shape, element size], aliasing the storage's."""
+    size = tensor.element_size()
+    start = torch.from_numpy(shadow)[tensor.storage_offset() * size :]
+    return start.as_strided((*tensor.shape, size), (*[s * size for s in tensor.stride()], 1))
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -65,12 +75,9 @@ def forget(tensor: torch.Tensor) -> None:
 def unwritten(tensor: torch.Tensor) -> torch.Tensor:
     """Bool tensor of `tensor`'s shape: what no kernel has stored in a poisoned tensor (else all False)."""
     shadow = _shadow(tensor)
-    if shadow is None:
+    if shadow is None or not tensor.numel():
         return torch.zeros(tensor.shape, dtype=torch.bool)
-    size = tensor.element_size()
-    start = torch.from_numpy(shadow)[tensor.storage_offset() * size :]
-    view = start.as_strided((*tensor.shape, size), (*[s * size for s in tensor.stride()], 1))
-    return (view == 0).any(-1)
+    return (_bytes_of(tensor, shadow) == 0).any(-1)
 
 
 class Buffer:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mla_codegen import emulate
+from mla_codegen.emulate import memory
 
 SOURCE = """
 import torch
@@ -105,13 +106,38 @@ def test_poison_ends_when_host_code_writes(module) -> None:
     assert torch.isnan(y).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.float8_e4m3fn, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.int16, torch.int64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16]
+)
 def test_poison_of_every_kind_of_type(dtype: torch.dtype) -> None:
     x = emulate.poison(torch.zeros(4).to(dtype))
     if dtype in (torch.int16, torch.int64):
         assert set(x.view(torch.uint8).tolist()) == {0x7F}
     else:
         assert torch.isnan(x.float()).all()
+
+
+def test_poison_of_a_view_marks_its_elements_only(module) -> None:
+    big = torch.arange(16.0)
+    emulate.poison(big[4:8])
+    emulate.poison(big[8:10])
+    assert emulate.unwritten(big).tolist() == [False] * 4 + [True] * 6 + [False] * 6
+    y = torch.zeros(4)
+    module.copy[(1,)](big[:4], y, 4, 1, BLOCK=4)
+    assert y.tolist() == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(emulate.EmulatorError, match="unwritten"):
+        module.copy[(1,)](big[7:11], y, 4, 1, BLOCK=4)
+    assert torch.isnan(big[8:10]).all()
+
+
+def test_mark_ends_with_the_memory(module) -> None:
+    x = emulate.poison(torch.zeros(8))
+    view = x[2:]
+    del x
+    assert emulate.unwritten(view).all()
+    address = view.untyped_storage().data_ptr()
+    del view
+    assert address not in memory._unwritten
 
 
 def test_torch_empty_of_the_module_is_poisoned(module) -> None:
