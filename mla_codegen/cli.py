@@ -103,7 +103,8 @@ def build(
         return
     kernels = sum(len(plan.kernels) for plan in plans)
     changes = f"{len(written)} files written" + (f", {len(removed)} removed" if removed else "")
-    report.out.print(f"{kernels} kernels of {len(plans)} specs in {out}/: {changes if written or removed else 'up to date'}")
+    done = changes if written or removed else "up to date"
+    report.out.print(f"{kernels} kernels of {len(plans)} specs in {out}/: {done}")
 
 
 @app.command()
@@ -123,8 +124,8 @@ def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> 
         for drift in drifts:
             typer.echo(f"{drift.kind}: {out / drift.path}")
             typer.echo(drift.diff, nl=False)
-        names = " ".join(str(spec) for spec in specs)
-        typer.echo(f"{out} is up to date" if not drifts else f"{len(drifts)} differences; mend: mla-codegen build {names}")
+        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}"
+        typer.echo(f"{len(drifts)} differences; {mend}" if drifts else f"{out} is up to date")
     raise typer.Exit(1 if drifts else 0)
 
 
@@ -165,7 +166,7 @@ def list_(
         else:
             report.optimizations()
     elif as_json:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "name": t.name, "title": t.title, "shared_bytes": t.shared_bytes, "compute_units": t.compute_units,
                 "xcds": t.xcds, "fp8_mma": sorted(t.fp8_mma), "families": list(t.families),
@@ -208,7 +209,9 @@ def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
         "batch": kernel.batch, "kv_len": kernel.kv_len, "kv": kernel.kv, "products_in": kernel.compute,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
         "not_taken": list(kernel.not_taken),
-        "settings": {n: {"value": r.value, "from": r.source} for n, r in kernel.resolved.items() if r.value is not None},
+        "settings": {
+            name: {"value": r.value, "from": r.source} for name, r in kernel.resolved.items() if r.value is not None
+        },
     }  # fmt: skip
 
 

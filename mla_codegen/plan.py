@@ -1,6 +1,6 @@
 """Spec -> Plan: every decision about every kernel, made once, before anything is rendered.
 
-A `KernelPlan` is a frozen record that templates only place. `Resolved` keeps where each number came from, for `explain`.
+A `KernelPlan` is a frozen record that templates only place. `Resolved` keeps where a number came from, for `explain`.
 """
 
 from dataclasses import dataclass
@@ -454,7 +454,7 @@ def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, A
     }  # fmt: skip
     if not kv.startswith("fp8"):
         return result
-    # The format that the kernel takes the bytes for: e4m3fn may pass for e4m3fnuz, at half its value and with 0x80 mended.
+    # The format that the kernel takes the bytes for: e4m3fn may pass for e4m3fnuz, at half its value, 0x80 mended.
     taken_as = kv
     if fp8_mma and kv not in target.fp8_mma:
         taken_as = next(iter(target.fp8_mma))

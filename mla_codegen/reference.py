@@ -51,9 +51,9 @@ def make_case(
 ) -> Case:
     """Random inputs for requests of `lens` KV rows and `q_lens` query rows.
 
-    `guard` rows of NaN lie before the first request and after the last; between requests nothing does, since indptr arrays
-    leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (byte 0x80 of e4m3fn) in a
-    few places. `kv_scale` applies to fp8 KV only.
+    `guard` rows of NaN lie before the first request and after the last; between requests nothing does, since indptr
+    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (byte 0x80 of
+    e4m3fn) in a few places. `kv_scale` applies to fp8 KV only.
     """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(q_lens, int):
@@ -117,7 +117,7 @@ def relative_l2(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @contextmanager
 def poisoned_scratch() -> Iterator[None]:
-    """Within, `torch.empty` gives NaN (fp) or 0x7f bytes: whatever a kernel leaves unwritten, or reads unwritten, shows."""
+    """Within, `torch.empty` gives NaN (0x7f in bytes): what a kernel leaves unwritten, or reads unwritten, shows."""
     empty = torch.empty
 
     def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:

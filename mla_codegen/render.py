@@ -71,9 +71,10 @@ def format_source(text: str, name: str) -> str:
     """`text` as black writes it. Top-level blocks are formatted one by one, since shapes share most of them."""
     blocks = text.split("\n\n\n")
     try:
-        return "\n\n\n".join(_format_block(block.strip("\n") + "\n").rstrip("\n") for block in blocks if block.strip()) + "\n"
+        formatted = [_format_block(block.strip("\n") + "\n").rstrip("\n") for block in blocks if block.strip()]
     except black.InvalidInput as error:
         raise RenderError(f"templates/{name} rendered something that is not Python: {error}") from error
+    return "\n\n\n".join(formatted) + "\n"
 
 
 @lru_cache(maxsize=4096)

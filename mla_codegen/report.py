@@ -94,9 +94,8 @@ def verification(results: list[Any]) -> None:
     table = _table("spec", "kernel", "on", ">error", ">bound", ">LSE error", ">s", "")
     for r in results:
         verdict = "[green]pass[/green]" if r.passed else f"[red]FAIL[/red] {escape(r.failure)}"
-        table.add_row(
-            r.spec, r.kernel, r.on, f"{r.error:.1e}", f"{r.bound:.0e}", f"{r.lse_error:.0e}", f"{r.seconds:.1f}", verdict
-        )
+        numbers = (f"{r.error:.1e}", f"{r.bound:.0e}", f"{r.lse_error:.0e}", f"{r.seconds:.1f}")
+        table.add_row(r.spec, r.kernel, r.on, *numbers, verdict)
     out.print(table)
     failed = sum(not r.passed for r in results)
     out.print(f"{len(results) - failed} of {len(results)} kernels pass" + (f", {failed} FAIL" if failed else ""))

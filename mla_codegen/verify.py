@@ -1,6 +1,6 @@
 """Each kernel of a spec against float64: on the GPU if it is the spec's, else on the CPU in Triton's interpreter.
 
-The files that are run are those that `build` would write, not a rendering made for the test: assembly steps are exchanged for
+The files that are run are those that `build` would write, not a rendering made for the test: assembly is exchanged for
 plain twins by the interpreter, not by the templates.
 """
 
@@ -26,7 +26,7 @@ LSE_BOUND_FP8 = 0.2
 
 @dataclass(frozen=True)
 class Result:
-    """One kernel's verdict. `error` relative L2 of the output, `lse_error` the largest difference of LSE (natural log)."""
+    """One kernel's verdict. `error`: relative L2 of the output; `lse_error`: the largest difference of LSE."""
 
     spec: str
     kernel: str
@@ -46,42 +46,35 @@ class Result:
         return {**asdict(self), "passed": self.passed}
 
 
-def edge_lengths(kernel: KernelPlan, splits: int) -> list[int]:
-    """KV lengths where a kernel may go wrong: none, one, around a tile, around one tile a split, a ragged long one."""
-    tile, full = kernel.block_n, kernel.block_n * splits
-    lengths = [0, 1, 5, tile - 1, tile, tile + 1]
-    if splits > 1:
-        lengths += [full - 1, full, full + 1, full + tile + 3]
-    else:
-        lengths += [3 * tile + 7]
-    return sorted(set(lengths))
+def edge_lengths(tile: int, splits: int) -> list[int]:
+    """KV lengths where a kernel may go wrong: none, one, around a tile, around one tile a split, and more than that."""
+    full = tile * splits
+    return sorted({0, 1, 5, tile - 1, tile, tile + 1, full - 1, full, full + 1, full + tile + 3})
 
 
 def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | None]]:
-    """(what, case, splits at run time) of the checks of one kernel."""
+    """(what, case, splits at run time) of the checks of one kernel.
+
+    With many splits there are fewer query rows: each costs a program a split, 10 ms in the interpreter.
+    """
+    import torch
+
     from .reference import make_case
 
     common: dict[str, Any] = {
         "heads": kernel.heads, "latent": kernel.latent, "rope": kernel.rope, "q_dtype": kernel.q, "kv_dtype": kernel.kv,
     }  # fmt: skip
-    for splits in [kernel.splits] if kernel.splits else [2, 5]:
-        at_run_time = None if kernel.splits else splits
-        lengths = edge_lengths(kernel, splits)
-        yield "ragged lengths", make_case(lengths, seed=seed, **common), at_run_time
-        tile = kernel.block_n
-        yield (
-            "several query rows, no kv_scale, int64 indptr",
-            make_case(
-                [2 * tile + 1, 3, 0], q_lens=[3, 5, 1], kv_scale=None, seed=seed + 1, index=_int64(), **common
-            ),
-            at_run_time,
-        )
-
-
-def _int64() -> Any:
-    import torch
-
-    return torch.int64
+    tile = kernel.block_n
+    splits = kernel.splits or 3
+    at_run_time = None if kernel.splits else splits
+    if splits > 4:
+        lens = [tile * splits + 1, 0, tile + 1]
+        yield "ragged", make_case(lens, q_lens=[1, 1, 2], seed=seed, **common), at_run_time
+        return
+    yield "ragged lengths", make_case(edge_lengths(tile, splits), seed=seed, **common), at_run_time
+    lens, q_lens = [2 * tile + 1, 3, 0], [3, 5, 1]
+    several = make_case(lens, q_lens=q_lens, kv_scale=None, seed=seed + 1, index=torch.int64, **common)
+    yield "several query rows, no kv_scale, int64 indptr", several, at_run_time
 
 
 def verify_plans(
@@ -159,9 +152,7 @@ def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
         failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
     on = "GPU" if device == "cuda" else "CPU interpreter"
-    return Result(
-        spec, kernel.name, on, error, bound, lse_error, lse_bound, time.perf_counter() - start, failure
-    )
+    return Result(spec, kernel.name, on, error, bound, lse_error, lse_bound, time.perf_counter() - start, failure)
 
 
 def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
@@ -173,9 +164,7 @@ def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
     return calls.Build(package).kernel(kernel.name)
 
 
-def _run_case(
-    module: Any, kernel: KernelPlan, case: Any, splits: int | None, device: str
-) -> tuple[float, float, str]:
+def _run_case(module: Any, kernel: KernelPlan, case: Any, splits: int | None, device: str) -> tuple[float, float, str]:
     """(relative L2, largest LSE difference, what else is wrong)."""
     import torch
 

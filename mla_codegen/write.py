@@ -16,7 +16,7 @@ from .plan import Plan
 from .render import PACKAGE, render_dispatch, render_kernel, render_tables, template_hashes
 
 MANIFEST = "manifest.json"
-HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build SPEC...` writes it anew.\n"
+HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
 RUNTIME = ("__init__.py", "calls.py", "choice.py", "interpreter.py", "launch.py", "splits.py")
 
 
@@ -47,6 +47,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
     builds = dict(manifest.get("builds", {}))
     files: dict[str, str] = {}
     for plan in plans:
+        model = plan.spec.model
         mine = {f"{plan.name}/__init__.py": render_tables(plan)}
         for kernel in plan.kernels:
             mine[f"{plan.name}/{kernel.name}.py"] = render_kernel(kernel)
@@ -55,7 +56,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json"), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV)",
-            "serves": [plan.target.name, plan.spec.model.num_heads, plan.spec.model.kv_lora_rank + plan.spec.model.qk_rope_head_dim],
+            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim],
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
     _refuse_twins(builds)
@@ -87,8 +88,9 @@ def _refuse_twins(builds: dict[str, dict]) -> None:
     for name, build in sorted(builds.items()):
         key = tuple(build["serves"])
         if key in seen:
+            target, heads, row = key
             raise BuildError(
-                f"{build['spec']} and {builds[seen[key]]['spec']} both serve {key[0]} with {key[1]} heads and rows of {key[2]}.\n"
+                f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, rows of {row}\n"
                 "  fix: put their shapes into one spec, or build them into different folders (--out)"
             )
         seen[key] = name
@@ -122,10 +124,8 @@ def find_drift(files: dict[str, str], out: Path, names: set[str]) -> list[Drift]
         have = _read(out / path)
         if have == text:
             continue
-        if have is None:
-            kind = "missing"
-        else:
-            kind = "edited" if path in old and _sha(have) != old[path] else "changed"
+        by_hand = path in old and have is not None and _sha(have) != old[path]
+        kind = "missing" if have is None else "edited" if by_hand else "changed"
         drifts.append(Drift(kind, path, _diff(path, have or "", text)))
     for path in sorted(set(old) - set(files)):
         if (out / path).exists():

@@ -115,10 +115,10 @@ class Dispatcher:
         """Absorbed MLA decode of a ragged batch.
 
         q            [total_q, heads, latent + rope] in the spec's q dtype; any strides but the last, which is 1
-        kv           [total_kv, latent + rope] or [total_kv, 1, latent + rope], contiguous, in one of the spec's KV dtypes
-                     (fp8 also as a uint8 or int8 view); the first `latent` columns are key and value, the rest key
+        kv           [total_kv, latent + rope] or [total_kv, 1, latent + rope], contiguous, in one of the spec's KV
+                     dtypes (fp8 also as a uint8 or int8 view); the first `latent` columns are key and value
         qo_indptr    [batch + 1] int32 or int64: request b has the query rows qo_indptr[b] .. qo_indptr[b + 1]
-        kv_indptr    [batch + 1] likewise for KV rows. Query row t of q_len sees the first kv_len - q_len + t + 1 of them
+        kv_indptr    [batch + 1] likewise for KV rows; query row t of q_len sees the first kv_len - q_len + t + 1
         sm_scale     multiplies the scores
         kv_scale     [1] on the device, what 1.0 of the KV stands for; None is 1.0
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
@@ -200,9 +200,7 @@ class Dispatcher:
         if out is None:
             out = torch.empty(shape, dtype=build.out, device=device)
         elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != device:
-            raise ValueError(
-                f"out is {_describe(out)}; it must be contiguous {build.out} of shape {shape} on {device}"
-            )
+            raise ValueError(f"out is {_describe(out)}; it must be contiguous {build.out} of shape {shape} on {device}")
         lse = torch.empty((total_q, heads), dtype=torch.float32, device=device)
         if total_q == 0:
             return (out, lse) if return_lse else out
@@ -266,9 +264,8 @@ class Dispatcher:
         for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             if tensor.dtype not in INDEX:
                 raise TypeError(f"{name} is {tensor.dtype}; it must be int32 or int64")
-        raise ValueError(
-            f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}; both must be [batch + 1]"
-        )
+        shapes = f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}"
+        raise ValueError(f"{shapes}; both must be [batch + 1]")
 
 
 def _describe(tensor: torch.Tensor) -> str:

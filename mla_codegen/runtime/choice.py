@@ -1,12 +1,13 @@
 """Which kernel serves a call.
 
-A shape of the spec serves the calls with its number of query rows whose KV length is nearest to its own (by ratio), from half
-to twice its length. Every other call is served by the general kernels, with the splits of the split rule. All kernels are
-right for every call; the choice decides speed only.
+A shape of the spec serves the calls with its number of query rows whose KV length is nearest to its own (by ratio),
+from half to twice its length. Every other call is served by the general kernels, with the splits of the split rule. All
+kernels are right for every call; the choice decides speed only.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from .splits import choose_splits
 
@@ -62,9 +63,9 @@ _choose_splits = lru_cache(maxsize=4096)(choose_splits)
 
 
 def _ranges(lengths: dict[int, str]) -> list[tuple[float, float, str]]:
-    """(from, to, name): neighbours meet at their geometric mean, each reaching at most to half and to twice its length."""
+    """(from, to, name): neighbours meet at their geometric mean, each reaching at most to half and twice its length."""
     ordered = sorted(lengths)
-    meets = [(a * b) ** 0.5 for a, b in zip(ordered, ordered[1:], strict=False)]
+    meets = [(a * b) ** 0.5 for a, b in pairwise(ordered)]
     return [
         (max(low, length / 2), min(high, length * 2), lengths[length])
         for low, high, length in zip([0, *meets], [*meets, float("inf")], ordered, strict=True)

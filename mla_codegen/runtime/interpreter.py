@@ -1,8 +1,8 @@
 """Corrections to Triton's interpreter, so that kernels run right on a CPU with TRITON_INTERPRET=1.
 
-As it stands (3.6.0 to 3.9.0) the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16, rounds a few per
-cent of fp8 conversions wrongly, lacks e4m3fnuz in places, and has no inline assembly. `correct()` replaces those parts in
-place; each assembly step gets a plain twin, found by its text.
+As it stands in triton 3.6.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16, rounds a few
+per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, and has no inline assembly. `correct()` replaces those
+parts in place; each assembly step gets a plain twin, found by its text.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Launch a Triton kernel again with less host time than `kernel[grid](...)` takes.
 
-Triton binds and specialises every argument on every call, some 20 us. `Launch` does it once for each set of argument kinds
-(dtypes, 16-byte alignment, sizes that Triton specialises on) and then hands the compiled binary its arguments directly.
+Triton binds and specialises every argument on every call, some 20 us. `Launch` does it once for each set of argument
+kinds (dtypes, 16-byte alignment, sizes that Triton specialises on) and then hands the compiled binary its arguments.
 """
 
 from functools import partial
