@@ -86,9 +86,9 @@ def _to_shared(dest: Descriptor, pointer: Tensor, mask: Any, other: Any, what: s
 def _check_width(layout: Any, kind: Any, what: str) -> None:
     if isinstance(layout, layouts.BlockedLayout):
         bits = int(np.prod(layout.size_per_thread)) * kind.primitive_bitwidth
-        if bits % 32:
+        if bits != 32 and bits % 128:
             raise EmulatorError(
-                f"{what} with {bits} bits a thread", "a thread copies 32 or 128 bits: raise size_per_thread"
+                f"{what} with {bits} bits a thread", "a thread copies 32 or 128 bits: change size_per_thread"
             )
 
 

@@ -157,6 +157,14 @@ def pack_bf16x2(low: Array, high: Array) -> tuple[Array, ...]:
     return (word.view(np.int32),)
 
 
+@twin("cvt.rn.f16x2.f32 $0, $2, $1;")
+def pack_f16x2(low: Array, high: Array) -> tuple[Array, ...]:
+    with np.errstate(over="ignore"):
+        halves = [np.asarray(x).astype(np.float16).view(np.uint16).astype(np.uint32) for x in (low, high)]
+    halves = [np.where(np.isnan(x), np.uint32(0x7FFF), h) for x, h in zip((low, high), halves, strict=True)]
+    return ((halves[0] | (halves[1] << np.uint32(16))).view(np.int32),)
+
+
 @twin("mov.b64 $0, {$1, $2};")
 def pack_f32x2(low: Array, high: Array) -> tuple[Array, ...]:
     words = np.ascontiguousarray(low).view(np.uint32).astype(np.uint64), np.ascontiguousarray(high).view(np.uint32)
@@ -187,7 +195,7 @@ def _flush(x: Array) -> Array:
     return np.where(tiny, np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
-# --- NVIDIA: exponential ---
+# --- exponential and logarithm, base 2: within 2 ulp of the hardware ---
 
 
 @twin("ex2.approx.ftz.f32 $0, $1;")
@@ -199,6 +207,17 @@ def exp2_nvidia(x: Array) -> tuple[Array, ...]:
 @twin("v_exp_f32 $0, $1", "v_exp_f32_e32 $0, $1")
 def exp2_amd(x: Array) -> tuple[Array, ...]:
     return exp2_nvidia(x)
+
+
+@twin("lg2.approx.ftz.f32 $0, $1;")
+def log2_nvidia(x: Array) -> tuple[Array, ...]:
+    with np.errstate(all="ignore"):
+        return (np.log2(_flush(x)),)
+
+
+@twin("v_log_f32 $0, $1", "v_log_f32_e32 $0, $1")
+def log2_amd(x: Array) -> tuple[Array, ...]:
+    return log2_nvidia(x)
 
 
 # --- byte gathers of two words, any literal selector ---

@@ -91,8 +91,8 @@ def _tensor_map(
         raise EmulatorError(
             f"TMA strides {strides} of {size}-byte elements: the last is 1, the others multiples of 16 bytes"
         )
-    if any(n > 256 for n in block) and layout.swizzle_byte_width == 0:
-        raise EmulatorError(f"TMA block {block}: a box side is at most 256 elements")
+    if block[-1] * size % 16:
+        raise EmulatorError(f"TMA block {block} of {size}-byte elements: its last side is a multiple of 16 bytes")
     return TensorMap(buffer, dtype, shape, strides, block, layout, padding)
 
 

@@ -112,6 +112,12 @@ a = gl.load(x + m * 64 + gl.arange(0, 64, gl.SliceLayout(0, LEFT))[None, :])
             4,
             r"element \[5, 0\] was never written",
         ),
+        (
+            "NARROW: gl.constexpr = gl.BlockedLayout([1, 2], [2, 32], [4, 1], [1, 0])\n"
+            "cdna4.async_copy.buffer_load_to_shared(smem, x, gl.convert_layout(offsets, NARROW))",
+            4,
+            "64 bits a thread",
+        ),
         ("v = cdna4.buffer_load(x, offsets - 1)", 4, r"outside \[0, 2\^31\)"),
         ("v = cdna4.buffer_load(x + 1, offsets)", 4, r"load outside argument x \[1024\]"),
         ("v = cdna4.buffer_load(x, offsets.to(gl.int64))", 4, "takes a tensor of int32 offsets"),

@@ -15,9 +15,11 @@ from mla_codegen.emulate import asm, floats
 PAIR_TEXTS = [text for text, function in asm.TWINS.items() if function is asm.e4m3_pair_to_f16]
 EVEN = next(text for text, function in asm.TWINS.items() if function is asm.e4m3_even_to_f16)
 ODD = next(text for text, function in asm.TWINS.items() if function is asm.e4m3_odd_to_f16)
+F16X2 = "cvt.rn.f16x2.f32 $0, $2, $1;"
 BF16X2 = "cvt.rn.bf16x2.f32 $0, $2, $1;"
 PACK64 = "mov.b64 $0, {$1, $2};"
 RCP = "rcp.approx.ftz.f32 $0, $1;"
+LG2 = "lg2.approx.ftz.f32 $0, $1;"
 EX2 = "ex2.approx.ftz.f32 $0, $1;"
 PRMT = "prmt.b32 $0, $1, $2, 0x7531;"
 ALL_PAIRS = np.arange(65536, dtype=np.uint16).view(np.int16)  # every byte in both places
@@ -58,6 +60,8 @@ def test_packing_keeps_the_first_operand_low() -> None:
     low, high = np.float32([1.0, -2.0]), np.float32([3.0, 0.5])
     packed = asm.run(BF16X2, [low, high])[0]
     np.testing.assert_array_equal(packed.view(np.uint16), floats.f32_to_bf16(np.float32([1.0, 3.0, -2.0, 0.5])))
+    packed = asm.run(F16X2, [low, high])[0].view(np.float16)
+    assert packed.tolist() == [1.0, 3.0, -2.0, 0.5]
     assert asm.run(PACK64, [low, high])[0].view(np.float32).tolist() == [1.0, 3.0, -2.0, 0.5]
 
 
@@ -67,9 +71,11 @@ def test_reciprocal(text: str) -> None:
     assert got.tolist() == [0.5, -0.25, math.inf, -math.inf, 0.0, math.inf, 0.0]
 
 
-def test_exponential() -> None:
+def test_exponential_and_logarithm() -> None:
     got = asm.run(EX2, [np.float32([0.0, 3.0, -1.0, -math.inf, -130.0, 200.0])])[0]
     assert got.tolist() == [1.0, 8.0, 0.5, 0.0, 0.0, math.inf]
+    got = asm.run(LG2, [np.float32([1.0, 8.0, 0.5, 0.0, math.inf])])[0]
+    assert got.tolist() == [0.0, 3.0, -1.0, -math.inf, math.inf]
 
 
 @pytest.mark.parametrize("selector", [0x07050301, 0x06040200, 0x0C0C0501, 0x00010203])
@@ -153,7 +159,7 @@ def test_halves_equal_the_gpu_bit_for_bit(text: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize(
     ("text", "constraints", "out"),
-    [(BF16X2, "=r,f,f", torch.int32), (PACK64, "=l,f,f", torch.int64)],
+    [(BF16X2, "=r,f,f", torch.int32), (F16X2, "=r,f,f", torch.int32), (PACK64, "=l,f,f", torch.int64)],
 )
 def test_packing_equals_the_gpu_bit_for_bit(text: str, constraints: str, out: torch.dtype) -> None:
     low, high = floats_to_try(), floats_to_try()[::-1].copy()
@@ -170,6 +176,16 @@ def test_prmt_equals_the_gpu_bit_for_bit() -> None:
     y = torch.empty(1024, dtype=torch.int32, device="cuda")
     two_in[(4,)](torch.from_numpy(a[0]).cuda(), torch.from_numpy(a[1]).cuda(), y, PRMT, "=r,r,r", 1)
     np.testing.assert_array_equal(y.cpu().numpy(), asm.run(PRMT, [a[0], a[1]])[0])
+
+
+@gpu
+@needs_gpu
+def test_logarithm_is_close_to_the_gpu() -> None:
+    """PTX bounds its absolute error by 2^-22 near 1."""
+    x = np.abs(floats_to_try())
+    y = torch.empty(1024, device="cuda")
+    one_in[(4,)](torch.from_numpy(x).cuda(), y, LG2, "=f,f", 1)
+    np.testing.assert_allclose(y.cpu().numpy(), asm.run(LG2, [x])[0], rtol=2e-7, atol=2**-21)
 
 
 @gpu
