@@ -155,14 +155,14 @@ def list_(
             report.shapes(plans)
     elif subject is Subject.optimizations:
         if as_json:
-            rows = [
+            options = [
                 {
                     "name": o.name, "meaning": o.meaning, "needs": o.needs,
                     "targets": [t.name for t in TARGETS.values() if o.refused_on(t) is None],
                 }
                 for o in OPTIMIZATIONS.values()
             ]  # fmt: skip
-            typer.echo(json.dumps(rows))
+            typer.echo(json.dumps(options))
         else:
             report.optimizations()
     elif as_json:

@@ -137,6 +137,14 @@ class KernelPlan:
         return "SPLITS.value" if self.splits else "splits"
 
     @property
+    def accs(self) -> str:
+        return ", ".join(f"acc{lane.suffix}" for lane in self.lanes)
+
+    @property
+    def results(self) -> str:
+        return "out, lse" if self.direct else "partial, partial_lse"
+
+    @property
     def grid1(self) -> str:
         factors = ["total_q"]
         if self.head_blocks > 1:

@@ -10,7 +10,7 @@ import jinja2
 from .plan import KernelPlan, Plan
 
 PACKAGE = Path(__file__).parent
-MODE = black.Mode(line_length=120, target_versions={black.TargetVersion.PY310})
+MODE = black.Mode(line_length=120, target_versions={black.TargetVersion.PY310}, magic_trailing_comma=False)
 
 
 def template_folder() -> Path:

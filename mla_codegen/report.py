@@ -1,5 +1,6 @@
 """What a terminal shows: tables and progress. Everything here prints; nothing decides."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from .optimizations import OPTIMIZATIONS
 from .plan import KernelPlan, Plan
 from .targets import TARGETS
 
-out = Console(soft_wrap=False)
+out = Console(width=None if sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
 err = Console(stderr=True, soft_wrap=True)
 
 
