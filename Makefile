@@ -1,0 +1,59 @@
+# Everything that a checkout needs. `make verify` starts from nothing but Python 3.10 or newer; README.md says more.
+#
+#   make verify     build every spec into generated/ and check each kernel against float64
+#   make test       the tests
+#   make lint       formatting, ruff, types
+#   make format     mend formatting and what ruff can mend
+#   make drift      fail if generated/ is not what the specs and templates give
+#   make renew      write anew what the tests compare with: golden files, messages of broken specs, the JSON Schema
+#   make wheel      build a wheel, install it alone and use it outside of the checkout
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
+JOBS ?= 2
+SPECS ?= $(sort $(wildcard specs/*.yaml))
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-for-mla-codegen
+
+.PHONY: verify test lint format drift renew wheel
+
+verify: $(READY)
+	$(BIN)/mla-codegen build $(SPECS)
+	$(BIN)/mla-codegen verify $(SPECS)
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+drift: $(READY)
+	$(BIN)/mla-codegen check $(SPECS)
+
+renew: $(READY)
+	$(BIN)/mla-codegen schema > mla-codegen.schema.json
+	RENEW=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+wheel: $(READY)
+	scripts/try-wheel $(BIN)/python
+
+# The environment, made once and again when pyproject.toml changes. A torch that Python already has is used, and so is
+# the triton that comes with it; only what is missing is installed.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is older than Python 3.10: name a newer one, as in  make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv \
+	  $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install $(TRITON)
+	$(BIN)/python -m pip install --editable '.[dev]'
+	@touch $@
