@@ -4,7 +4,7 @@ A twin gets the element arrays of the assembly's inputs and returns those of its
 *element* becomes, so the `pack` of the call (how many elements share a register) is not its concern. bf16 travels
 as uint16 bits, fp8 as uint8 bits, everything else as the numpy type of the same name. To add one, decorate a
 function with `@twin("the text")`; the text is compared with its white space normalised.
-`tests/emulate/test_asm.py` holds each twin to its reference for all 256 byte values.
+`tests/emulate/test_emulate_asm.py` holds each twin to its reference for all 256 byte values.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def find(text: str) -> Twin:
         else:
             raise UnknownAssembly(
                 f"no twin for the assembly {key!r}; add one with @twin(...) in mla_codegen/emulate/asm.py "
-                "and a case for it in tests/emulate/test_asm.py"
+                "and a case for it in tests/emulate/test_emulate_asm.py"
             )
     return TWINS[key]
 
@@ -195,7 +195,7 @@ def _flush(x: Array) -> Array:
     return np.where(tiny, np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
-# --- exponential and logarithm, base 2: within 2 ulp of the hardware ---
+# --- exponential (within 2 ulp of the hardware) and logarithm (within 2^-22 of it, absolutely, near 1), base 2 ---
 
 
 @twin("ex2.approx.ftz.f32 $0, $1;")

@@ -1,4 +1,4 @@
-"""Puts this folder on the path, so that its tests share `decode`."""
+"""Puts this folder on the path, so that its tests share `emulate_decode`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Expressions that test_gpu.py runs both emulated and compiled. Outputs are int32 bits."""
+"""Expressions that test_emulate_gpu.py runs both emulated and compiled. Outputs are int32 bits."""
 
 import triton
 import triton.language as tl

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from decode import BLOCK, KERNELS, SM_SCALE, SPLITS, Case, case, error, merge, scratch, truth
+from emulate_decode import BLOCK, KERNELS, SM_SCALE, SPLITS, Case, case, error, merge, scratch, truth
 
 from mla_codegen import emulate
 

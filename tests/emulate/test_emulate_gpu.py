@@ -8,9 +8,9 @@ import types
 import pytest
 import torch
 import triton.language as tl
-from decode import BLOCK, KERNELS, SM_SCALE, SPLITS, case, error, merge, scratch, truth
-from test_faults import TILES, tma_map
-from test_kernels import launch
+from emulate_decode import BLOCK, KERNELS, SM_SCALE, SPLITS, case, error, merge, scratch, truth
+from test_emulate_faults import TILES, tma_map
+from test_emulate_kernels import launch
 
 from mla_codegen import emulate
 
