@@ -1,47 +1,19 @@
 """Spec -> Plan: every decision about every kernel, made once, before anything is rendered.
 
-A `KernelPlan` is a frozen record that templates only place. `Resolved` keeps where a number came from, for `explain`.
+A `KernelPlan` is a frozen record that templates only place. What only one template family needs is in its `details`.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from .datamodel import Settings, Shape, Spec, apply_optimizations
-from .errors import Loc, Problem
-from .memory import shared_bytes
+from .datamodel import Shape, Spec, apply_optimizations
+from .errors import Loc, Problem, did_you_mean
+from .families import FAMILIES
+from .families.request import Knobs, Layer, Request, Resolved, Resources
 from .optimizations import OPTIMIZATIONS
 from .runtime.choice import Choice, General
 from .runtime.splits import MAX_SPLITS, choose_splits
 from .targets import TARGETS, Target
-
-BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "fp8_e4m3fnuz": 1}
-TL = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3fn": "tl.float8e4nv", "fp8_e4m3fnuz": "tl.float8e4b8"}
-TORCH = {
-    "bf16": "torch.bfloat16",
-    "fp16": "torch.float16",
-    "fp8_e4m3fn": "torch.float8_e4m3fn",
-    "fp8_e4m3fnuz": "torch.float8_e4m3fnuz",
-}
-KNOBS = ("splits", "block_n", "block_h", "num_warps", "num_stages", "waves_per_eu")
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A knob's value and where it came from: `shape`, `shape, per_kv`, `defaults`, `defaults, per_kv`, `automatic`."""
-
-    value: Any
-    source: str
-
-
-@dataclass(frozen=True)
-class Lane:
-    """The columns of a KV row that one accumulator holds, and how they come out of a tile's words."""
-
-    suffix: str
-    decode: str
-    decode_rope: str
-    q_columns: str
-    q_rope_columns: str
 
 
 @dataclass(frozen=True)
@@ -65,28 +37,12 @@ class KernelPlan:
     latent: int
     rope: int
     row: int
-    row_words: int
     # element types
     q: str
     kv: str
     out: str
-    compute: str
-    tl_compute: str
-    is_fp8: bool
-    fp8: str
-    tl_fp8: str
-    torch_word: str
-    word: str
-    word_bytes: int
-    lanes: tuple[Lane, ...]
-    rope_lanes: tuple[Lane, ...]
-    rope_bytes: str
-    decode_step: str
-    kv_factor: float
-    q_top: int
-    q_parts: tuple[str, ...]
-    weight_shift: float
-    weight_scale: int
+    compute: str  # element type of the products
+    details: Any  # what the family's templates need beside this: `f` there
     # tiles and launch
     splits: int | None
     max_splits: int
@@ -110,7 +66,6 @@ class KernelPlan:
     peeled: bool
     direct: bool
     masked_heads: bool
-    repair_zero: bool
     # where it came from
     resolved: dict[str, Resolved]
     optimizations: tuple[str, ...]
@@ -135,10 +90,6 @@ class KernelPlan:
     @property
     def splits_value(self) -> str:
         return "SPLITS.value" if self.splits else "splits"
-
-    @property
-    def accs(self) -> str:
-        return ", ".join(f"acc{lane.suffix}" for lane in self.lanes)
 
     @property
     def results(self) -> str:
@@ -200,143 +151,85 @@ class PlanError(Exception):
 
 def make_plan(spec: Spec, spec_file: str) -> Plan:
     """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec."""
-    target = TARGETS[spec.target]
     problems: list[Problem] = []
     kernels: list[KernelPlan] = []
     for kv in spec.dtypes.kv:
+        defaults: list[Layer] = [
+            (("defaults", "per_kv", kv), "defaults, per_kv", spec.defaults.per_kv.get(kv)),
+            (("defaults",), "defaults", spec.defaults),
+        ]
         for index, shape in enumerate(spec.shapes):
-            layers = [
+            layers: list[Layer] = [
                 (("shapes", index, "per_kv", kv), "shape, per_kv", shape.per_kv.get(kv)),
                 (("shapes", index), "shape", shape),
-                *_default_layers(spec, kv),
+                *defaults,
             ]
-            kernels += _kernel(spec, spec_file, target, kv, layers, shape, None, problems)
+            kernels += _kernel(spec, spec_file, kv, layers, shape, False, problems)
         for direct in (True, False):
-            kernels += _kernel(spec, spec_file, target, kv, _default_layers(spec, kv), None, direct, problems)
+            kernels += _kernel(spec, spec_file, kv, defaults, None, direct, problems)
     if problems:
         unique = {(problem.loc, problem.what): problem for problem in problems}
         raise PlanError(list(unique.values()))
-    return Plan(spec.name, spec_file, spec, target, tuple(kernels))
-
-
-Layer = tuple[Loc, str, Settings | None]
-
-
-def _default_layers(spec: Spec, kv: str) -> list[Layer]:
-    return [
-        (("defaults", "per_kv", kv), "defaults, per_kv", spec.defaults.per_kv.get(kv)),  # type: ignore[call-overload]
-        (("defaults",), "defaults", spec.defaults),
-    ]
+    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], tuple(kernels))
 
 
 def _kernel(
     spec: Spec,
     spec_file: str,
-    target: Target,
     kv: str,
     layers: list[Layer],
     shape: Shape | None,
-    general_direct: bool | None,
+    general_direct: bool,
     problems: list[Problem],
 ) -> list[KernelPlan]:
-    """The kernel, or nothing and at least one more problem."""
-    found = len(problems)
+    """The kernel, or nothing and at least one more problem. Without a shape: a general kernel."""
+    target = TARGETS[spec.target]
     heads, latent, rope = spec.model.num_heads, spec.model.kv_lora_rank, spec.model.qk_rope_head_dim
     wanted, options_loc = _optimizations(layers)
-    taken, not_taken = _applicable(wanted, kv)
-    is_fp8 = kv.startswith("fp8")
-    fp8_mma, packed = "fp8_mma" in taken, "packed_fp8" in taken
-    if fp8_mma and kv == "fp8_e4m3fnuz" and kv not in target.fp8_mma:
-        problems.append(
-            Problem(
-                options_loc,
-                f"fp8_mma of {kv} KV on {target.name}: its matrix units take e4m3fn, where {kv}'s largest number "
-                "(byte 0x7F) is NaN",
-                fix="take fp8_mma out of the optimizations for this KV",
-            )
-        )
+    options, not_taken = _applicable(wanted, kv)
+    knobs = Knobs(layers)
+    request = Request(target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs)
+    family, refusals = _family(request, problems, options_loc)
+    if family is None:
         return []
-    if is_fp8 and not packed and kv not in target.fp8_convert:
-        problems.append(
-            Problem(
-                options_loc,
-                f"{kv} KV without packed_fp8 on {target.name}: the hardware does not convert {kv}, so the "
-                "compiler would decode it in software",
-                fix="add packed_fp8 to the optimizations",
-            )
-        )
+    not_taken += refusals
+    resources = family.resources(request)
+    if not isinstance(resources, Resources):
+        problems += resources
         return []
+    details = family.details(request)
 
-    decode = _decode(target, kv, fp8_mma, packed)
-    q_top = 0 if decode["compute"] in ("bf16", spec.dtypes.q) else (64 if fp8_mma else 1)
-
-    knobs = {name: _knob(name, layers) for name in KNOBS}
-    block_h = _take(knobs, "block_h", 16 if heads <= 16 else 32 if heads <= 32 else 64)
-    num_warps = _take(knobs, "num_warps", 8 if block_h >= 64 else 4)
-    num_stages = _take(knobs, "num_stages", 2)
-    waves = _take(knobs, "waves_per_eu", 0 if target.waves_per_eu else None)
-    word_size = BYTES[kv]
-
-    def memory(block_n: int) -> int:
-        return shared_bytes(
-            target, block_n=block_n, block_h=block_h, row_bytes=(latent + rope) * word_size, latent=latent,
-            num_warps=num_warps, num_stages=num_stages, compute_bytes=1 if fp8_mma else 2,
-        )  # fmt: skip
-
-    fits = [n for n in (64, 32, 16) if memory(n) <= target.shared_bytes]
-    block_n = _take(knobs, "block_n", fits[0] if fits else 16)
-    need = memory(block_n)
-    if need > target.shared_bytes:
-        what = (
-            f"a tile of {block_n} {kv} rows in {num_stages} stages needs {need:,} bytes of shared memory; "
-            f"{target.name} has {target.shared_bytes:,}"
-        )
-        smaller = [n for n in (128, 64, 32, 16) if n < block_n and memory(n) <= target.shared_bytes]
-        fix = f"block_n: {smaller[0]} fits ({memory(smaller[0]):,} bytes)" if smaller else "use fewer num_stages"
-        problems.append(Problem(_knob_loc("block_n", layers), what, fix=fix))
-    if fp8_mma and not packed and block_n < 32:
-        problems.append(
-            Problem(_knob_loc("block_n", layers), f"block_n {block_n} is below the 32 rows of an fp8 MMA",
-                    allowed="32, 64, 128, 256", fix="block_n: 32")
-        )  # fmt: skip
-    if len(problems) > found:
-        return []
-
-    head_blocks = -(-heads // block_h)
-    places = target.compute_units * (2 if need * 2 <= target.shared_bytes else 1)
-    direct_asked = "direct_out" in taken
+    head_blocks = -(-heads // resources.block_h)
+    places = target.compute_units * resources.resident
     splits: int | None
     if shape is not None:
-        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, places, block_n)
-        asked = _take(knobs, "splits", "auto")
+        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, places, resources.block_n)
+        asked = knobs.take("splits", "auto")
         if asked == "auto":
-            knobs["splits"] = Resolved(auto, "automatic" if knobs["splits"].source == "automatic" else
-                                       f"auto in {knobs['splits'].source}")  # fmt: skip
-            splits = auto
-        else:
-            splits = int(asked)
-        direct = splits == 1 and direct_asked
+            source = knobs.resolved["splits"].source
+            knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
+        splits = auto if asked == "auto" else int(asked)
+        direct = splits == 1 and "direct_out" in options
         name = f"{kv}_b{shape.batch}_kv{shape.kv_len}"
         origin = f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}"
         tuned = f"tuned for {shape.batch} requests of {shape.kv_len} rows on {target.name} ({target.title})"
+        summary = "Right for any number of requests of any lengths; fastest near the shape above."
     else:
-        direct = bool(general_direct)
+        direct = general_direct
         splits = 1 if direct else None
-        knobs["splits"] = Resolved(1 if direct else "at run time", "the general kernels")
+        knobs.resolved["splits"] = Resolved(1 if direct else "at run time", "the general kernels")
         name = f"{kv}_any{'_direct' if direct else ''}"
         origin = f"any shape, {'one split' if direct else 'splits at run time'}, KV {kv}"
         tuned = f"for shapes that the spec does not name, on {target.name} ({target.title})"
-    if direct_asked and not direct:
+        summary = "Right for any number of requests of any lengths."
+    if "direct_out" in options and not direct:
         not_taken.append("direct_out: there is more than one split")
-    optimizations = tuple(o for o in taken if o != "direct_out" or direct)
-    if splits is None:
-        max_splits, split_tile, stage2_warps = MAX_SPLITS, 16, 4
-    else:
-        max_splits = splits
-        split_tile = 1 << (splits - 1).bit_length()
-        stage2_warps = 8 if split_tile > 16 else 4
+    not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
+    have = set(options) - set(family.NEVER) | family.ALWAYS
+    taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
+    plural = f"{heads} head{'s' if heads > 1 else ''}"
+    split_tile = 16 if splits is None else 1 << (splits - 1).bit_length()
 
-    heads_text = f"{heads} head{'s' if heads > 1 else ''}"
     return [
         KernelPlan(
             name=name,
@@ -344,41 +237,33 @@ def _kernel(
             spec_file=spec_file,
             build_command=f"mla-codegen build {spec_file}",
             origin=origin,
-            title=f"MLA decode, {heads_text}, latent {latent} + rope {rope}, {kv} KV, {tuned}.",
-            summary=_SUMMARY[shape is None],
+            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV, {tuned}.",
+            summary=summary,
             target=target.name,
-            family="triton",
+            family=family.NAME,
             batch=shape.batch if shape else None,
             kv_len=shape.kv_len if shape else None,
             heads=heads,
             latent=latent,
             rope=rope,
             row=latent + rope,
-            row_words=(latent + rope) // (len(decode["lanes"])),
             q=spec.dtypes.q,
             kv=kv,
             out=spec.dtypes.out,
-            is_fp8=is_fp8,
-            q_top=q_top,
-            q_parts=tuple(
-                [f"q_latent{lane.suffix}" for lane in decode["lanes"]]
-                + [f"q_rope{lane.suffix}" for lane in decode["rope_lanes"]]
-            ),
-            # e4m3fnuz ends at 240, e4m3fn at 448: the largest weight is 1, so scale by 2^7 or 2^8
-            weight_shift=_shift(fp8_mma, decode["compute"], "exp2" in taken),
-            weight_scale=(128 if decode["compute"] == "fp8_e4m3fnuz" else 256) if fp8_mma else 1,
+            compute=details.compute,
+            details=details,
             splits=splits,
-            max_splits=max_splits,
-            block_n=block_n,
-            block_h=block_h,
+            max_splits=splits or MAX_SPLITS,
+            block_n=resources.block_n,
+            block_h=resources.block_h,
             head_blocks=head_blocks,
-            num_warps=num_warps,
-            num_stages=num_stages,
-            waves_per_eu=waves or None,
+            num_warps=resources.num_warps,
+            num_stages=resources.num_stages,
+            waves_per_eu=resources.waves_per_eu,
             split_tile=split_tile,
-            stage2_warps=stage2_warps,
+            stage2_warps=8 if split_tile > 16 else 4,
             places=places,
-            shared_bytes=need,
+            shared_bytes=resources.shared_bytes,
             exp2="exp2" in taken,
             fast_rcp="fast_rcp" in taken,
             reciprocal=target.reciprocal,
@@ -387,26 +272,34 @@ def _kernel(
             streaming="streaming_loads" in taken,
             peeled="peeled_tail" in taken,
             direct=direct,
-            masked_heads=heads % block_h != 0,
-            resolved=knobs,
-            optimizations=optimizations,
+            masked_heads=heads % resources.block_h != 0,
+            resolved=knobs.resolved,
+            optimizations=taken,
             not_taken=tuple(not_taken),
-            **decode,
         )
     ]
 
 
-_SUMMARY = {
-    False: "Right for any number of requests of any lengths; fastest near the shape above.",
-    True: "Right for any number of requests of any lengths.",
-}
-
-
-def _shift(fp8_mma: bool, compute: str, exp2: bool) -> float:
-    if not fp8_mma:
-        return 0
-    bits = 7 if compute == "fp8_e4m3fnuz" else 8
-    return bits if exp2 else bits * 0.6931471805599453
+def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tuple[Any, list[str]]:
+    """The family asked for, or else the target's best one that can serve; and why better ones do not."""
+    asked = request.knobs.resolved["family"].value
+    candidates = request.target.families if asked is None else (asked,)
+    refusals: list[str] = []
+    for name in candidates:
+        if name not in request.target.families:
+            what = f"family {name} does not exist for {request.target.name}"
+            allowed = ", ".join(request.target.families)
+            problems.append(Problem(request.knobs.loc("family"), what, allowed, did_you_mean(name, candidates)))
+            return None, []
+        reason = FAMILIES[name].refuse(request)
+        if reason is None:
+            request.knobs.take("family", name)
+            return FAMILIES[name], refusals
+        refusals.append(f"family {name}: {reason}")
+    loc = options_loc if asked is None else request.knobs.loc("family")
+    fix = "add packed_fp8 to the optimizations" if "packed_fp8" in reason else ""
+    problems.append(Problem(loc, reason, fix=fix))
+    return None, []
 
 
 def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:
@@ -429,73 +322,3 @@ def _applicable(names: list[str], kv: str) -> tuple[list[str], list[str]]:
         else:
             taken.append(name)
     return taken, not_taken
-
-
-def _knob(name: str, layers: list[Layer]) -> Resolved:
-    for _, source, settings in layers:
-        value = getattr(settings, name, None) if settings is not None else None
-        if value is not None:
-            return Resolved(value, source)
-    return Resolved(None, "automatic")
-
-
-def _knob_loc(name: str, layers: list[Layer]) -> Loc:
-    for loc, _, settings in layers:
-        if settings is not None and getattr(settings, name, None) is not None:
-            return (*loc, name)
-    return layers[0][0] if layers[0][2] is not None else layers[1][0]
-
-
-def _take(knobs: dict[str, Resolved], name: str, automatic: Any) -> Any:
-    if knobs[name].value is None:
-        knobs[name] = Resolved(automatic, "automatic")
-    return knobs[name].value
-
-
-def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, Any]:
-    """How a tile's bytes become MMA operands: word size, lanes, element types, and what 1.0 of them stands for."""
-    plain = Lane("", "latent", "rope", "latent[None, :]", "rope[None, :]")
-    result: dict[str, Any] = {
-        "compute": kv, "tl_compute": TL[kv], "fp8": kv, "tl_fp8": TL[kv], "torch_word": TORCH[kv], "word": "",
-        "word_bytes": 0, "lanes": (plain,), "rope_lanes": (plain,), "rope_bytes": "", "decode_step": "",
-        "kv_factor": 1.0, "repair_zero": False,
-    }  # fmt: skip
-    if not kv.startswith("fp8"):
-        return result
-    # The format that the kernel takes the bytes for: e4m3fn may pass for e4m3fnuz, at half its value, 0x80 mended.
-    taken_as = kv
-    if fp8_mma and kv not in target.fp8_mma:
-        taken_as = next(iter(target.fp8_mma))
-    factor = 1.0 if kv == taken_as else 2.0
-    result.update(fp8=taken_as, tl_fp8=TL[taken_as], torch_word=TORCH[taken_as], kv_factor=factor)
-    if fp8_mma and not packed:
-        repair = kv != taken_as
-        result.update(compute=taken_as, tl_compute=TL[taken_as], repair_zero=repair)
-    elif fp8_mma:
-        repair = kv != taken_as
-        words = "repair(latent)" if repair else "latent"
-        rope = Lane("", "", "repair_bytes(rope)" if repair else "rope", "", "rope[None, :]")
-        result.update(
-            compute=taken_as, tl_compute=TL[taken_as], torch_word="torch.int32", word="int32", word_bytes=4,
-            lanes=tuple(Lane(f"_{j}", f"column({words}, {j})", "", f"4 * words[None, :]{f' + {j}' if j else ''}", "")
-                        for j in range(4)),
-            rope_lanes=(rope,), rope_bytes="tl.uint8" if repair else TL[taken_as],
-            decode_step="steps/quads.py.jinja", repair_zero=repair,
-        )  # fmt: skip
-    elif packed:
-        lanes = tuple(
-            Lane(f"_{name}", f"{name}(latent)", f"{name}(rope)", f"2 * words[None, :]{offset}",
-                 f"2 * rope_words[None, :]{offset}")
-            for name, offset in (("even", ""), ("odd", " + 1"))
-        )  # fmt: skip
-        bits = not (target.pair_decode and kv == "fp8_e4m3fn")  # the hardware's conversion is of e4m3fn alone
-        result.update(
-            compute="fp16", tl_compute="tl.float16", torch_word="torch.int16", word="int16", word_bytes=2,
-            lanes=lanes, rope_lanes=lanes, decode_step=f"steps/pairs_{'bits' if bits else 'asm'}.py.jinja",
-        )  # fmt: skip
-        if bits:  # e4m3's exponent bias is 7 (fnuz: 8), f16's 15
-            result["kv_factor"] = 256.0 if kv == "fp8_e4m3fn" else 128.0
-    else:
-        widened = Lane("", "latent.to(tl.float16)", "rope.to(tl.float16)", "latent[None, :]", "rope[None, :]")
-        result.update(compute="fp16", tl_compute="tl.float16", lanes=(widened,), rope_lanes=(widened,))
-    return result

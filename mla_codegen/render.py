@@ -37,7 +37,7 @@ class RenderError(Exception):
 
 def render_kernel(kernel: KernelPlan) -> str:
     """The kernel's file."""
-    return _render(f"{kernel.family}/kernel.py.jinja", k=kernel)
+    return _render(f"{kernel.family}/kernel.py.jinja", k=kernel, f=kernel.details)
 
 
 def render_tables(plan: Plan) -> str:

@@ -84,7 +84,7 @@ def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
         value = f"{splits}" if name == "splits" and kernel.splits is None else str(resolved.value)
         table.add_row(name, value, resolved.source)
     table.add_row("shared memory", f"{kernel.shared_bytes:,}", f"limit {plan.target.shared_bytes:,} bytes")
-    table.add_row("products in", kernel.compute, f"KV read as {kernel.torch_word.removeprefix('torch.')}")
+    table.add_row("products in", kernel.compute, f"KV {kernel.kv}")
     out.print(table)
     out.print("optimizations: " + (" ".join(kernel.optimizations) or "none"))
     for line in kernel.not_taken:

@@ -1,0 +1,1 @@
+"""Kernels written by mla-codegen; `dispatch` is the way in."""

@@ -1,0 +1,273 @@
+# Copied by mla-codegen from mla_codegen/runtime/calls.py. Do not edit: `mla-codegen build` writes it anew.
+"""From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
+
+import importlib
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+
+from .choice import Choice, General
+from .launch import Launch
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
+INDEX = (torch.int32, torch.int64)
+
+
+class Build:
+    """What one spec built: its folder's tables, and its kernel modules once they are needed."""
+
+    def __init__(self, tables: ModuleType):
+        self.package = tables.__name__
+        self.target: str = tables.TARGET
+        self.spec: str = tables.SPEC
+        self.heads: int = tables.HEADS
+        self.latent: int = tables.LATENT
+        self.rope: int = tables.ROPE
+        self.q: torch.dtype = DTYPES[tables.Q]
+        self.out: torch.dtype = DTYPES[tables.OUT]
+        self.kv: tuple[str, ...] = tables.KV
+        self.choices = {kv: Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv])) for kv in self.kv}
+        self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
+
+    def __str__(self) -> str:
+        kinds = ", ".join(self.kv)
+        return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
+
+    def kernel(self, name: str) -> ModuleType:
+        """The module, its kernels exchanged for ones that launch with less host time."""
+        module = importlib.import_module(f"{self.package}.{name}")
+        for stage in ("stage1", "stage2"):
+            kernel = getattr(module, stage, None)
+            if isinstance(kernel, triton.JITFunction):  # not yet exchanged, and not interpreted
+                setattr(module, stage, Launch(kernel))
+        return module
+
+
+@lru_cache(maxsize=64)
+def target_of(device: torch.device) -> str:
+    """The name that a spec gives to a device's architecture: gfx942, sm_90, ..., or cpu."""
+    if device.type == "cpu":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    arch = getattr(properties, "gcnArchName", "")
+    if torch.version.hip:
+        return str(arch).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+class Dispatcher:
+    """The calls of a `generated` package. `build_command` is what an error tells the user to run."""
+
+    def __init__(self, tables: list[ModuleType], build_command: str):
+        self.builds = [Build(table) for table in tables]
+        self.build_command = build_command
+        self._serving: dict[tuple[torch.device, int, int], Build] = {}
+        self._chosen: dict[tuple[int, str, int, int], tuple[ModuleType, int | None]] = {}
+        if triton.knobs.runtime.interpret:
+            from . import interpreter
+
+            interpreter.correct()
+
+    def custom_kernel(self, data: tuple[Any, ...]) -> torch.Tensor:
+        """One decode step in the form (q, kv_data, qo_indptr, kv_indptr, config).
+
+        kv_data   offers one or several forms: "fp8": (kv, scale), "bf16": kv, "fp16": kv; the first that the spec lists
+                  is used
+        config    sm_scale, and kv_seq_len if it is known (it only helps the choice)
+
+        The rest, the result and the errors are those of `mla_decode`.
+        """
+        q, kv_data, qo_indptr, kv_indptr, config = data
+        build = self._build(q)
+        for name in build.kv:
+            form = kv_data.get(name.split("_")[0])
+            if form is not None:
+                break
+        else:
+            raise ValueError(f"kv_data offers {sorted(kv_data)}; {build.spec} was built for {', '.join(build.kv)} KV")
+        kv, kv_scale = form if isinstance(form, tuple | list) else (form, None)
+        return self._decode(  # type: ignore[return-value]
+            build, q, kv, qo_indptr, kv_indptr, config["sm_scale"], kv_scale, config.get("kv_seq_len"), None, False
+        )
+
+    def mla_decode(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        *,
+        sm_scale: float,
+        kv_scale: torch.Tensor | None = None,
+        max_kv_len: int | None = None,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Absorbed MLA decode of a ragged batch.
+
+        q            [total_q, heads, latent + rope] in the spec's q dtype; any strides but the last, which is 1
+        kv           [total_kv, latent + rope] or [total_kv, 1, latent + rope], contiguous, in one of the spec's KV
+                     dtypes (fp8 also as a uint8 or int8 view); the first `latent` columns are key and value
+        qo_indptr    [batch + 1] int32 or int64: request b has the query rows qo_indptr[b] .. qo_indptr[b + 1]
+        kv_indptr    [batch + 1] likewise for KV rows; query row t of q_len sees the first kv_len - q_len + t + 1
+        sm_scale     multiplies the scores
+        kv_scale     [1] on the device, what 1.0 of the KV stands for; None is 1.0
+        max_kv_len   KV rows of the longest request, if known; it only helps the choice
+        out          [total_q, heads, latent] contiguous, to write into
+
+        Returns out [total_q, heads, latent], with `return_lse` also the natural-log LSE [total_q, heads] fp32. A query
+        row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
+        """
+        return self._decode(
+            self._build(q), q, kv, qo_indptr, kv_indptr, sm_scale, kv_scale, max_kv_len, out, return_lse
+        )
+
+    def _build(self, q: torch.Tensor) -> Build:
+        if q.dim() != 3:
+            raise ValueError(f"q has shape {tuple(q.shape)}; it must be [total_q, heads, latent + rope]")
+        _, heads, row = q.shape
+        build = self._serving.get((q.device, heads, row))
+        if build is None:
+            build = self._serving[q.device, heads, row] = self._find(q.device, heads, row)
+        return build
+
+    def _find(self, device: torch.device, heads: int, row: int) -> Build:
+        target = target_of(device)
+        if target == "cpu" and not triton.knobs.runtime.interpret:
+            raise ValueError("q is on the CPU: set TRITON_INTERPRET=1 before triton is imported, or move it to a GPU")
+        fitting = [build for build in self.builds if build.heads == heads and build.latent + build.rope == row]
+        for build in fitting:
+            if build.target == target:
+                return build
+        for build in fitting:
+            if build.target == "portable":
+                return build
+        if target == "cpu" and fitting:
+            return fitting[0]
+        built = "\n  ".join(str(build) for build in self.builds) or "nothing"
+        raise ValueError(
+            f"no kernel for {heads} heads and rows of {row} on {target}. Built:\n  {built}\n"
+            f"Write a spec with `target: {'portable' if target == 'cpu' else target}` and this model, then run "
+            f"`{self.build_command} SPEC`."
+        )
+
+    def _decode(
+        self,
+        build: Build,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        sm_scale: float,
+        kv_scale: torch.Tensor | None,
+        kv_len: int | None,
+        out: torch.Tensor | None,
+        return_lse: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        total_q, heads, row = q.shape
+        device = q.device
+        batch = qo_indptr.shape[0] - 1
+        dtype = kv.dtype
+        name = NAMES.get(dtype)
+        if name not in build.kv:
+            name = self._kv_name(build, dtype)
+        if (
+            q.dtype is not build.q
+            or q.stride(2) != 1
+            or kv.shape[-1] != row
+            or not kv.is_contiguous()
+            or kv.device != device
+            or qo_indptr.device != device
+            or kv_indptr.device != device
+            or kv_indptr.shape != qo_indptr.shape
+            or qo_indptr.dtype not in INDEX
+            or kv_indptr.dtype not in INDEX
+            or batch < 0
+        ):
+            self._explain(build, q, kv, qo_indptr, kv_indptr)
+        if kv_scale is not None:
+            kv_scale = self._scale(kv_scale, device)
+        shape = (total_q, heads, build.latent)
+        if out is None:
+            out = torch.empty(shape, dtype=build.out, device=device)
+        elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != device:
+            raise ValueError(f"out is {_describe(out)}; it must be contiguous {build.out} of shape {shape} on {device}")
+        lse = torch.empty((total_q, heads), dtype=torch.float32, device=device)
+        if total_q == 0:
+            return (out, lse) if return_lse else out
+        if batch == 0:
+            out.zero_()
+            lse.fill_(float("-inf"))
+            return (out, lse) if return_lse else out
+
+        if kv_len is None:
+            kv_len = kv.shape[0] // batch
+        key = (id(build), name, total_q, kv_len)
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            chosen = self._remember(build, name, total_q, kv_len)
+        module, splits = chosen
+        args = (q, kv, qo_indptr, kv_indptr, kv_scale, sm_scale, out, lse)
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                module.run(*args) if splits is None else module.run(*args, splits)
+        else:
+            module.run(*args) if splits is None else module.run(*args, splits)
+        return (out, lse) if return_lse else out
+
+    def _remember(self, build: Build, name: str, total_q: int, kv_len: int) -> tuple[ModuleType, int | None]:
+        kernel, splits = build.choices[name].choose(total_q, kv_len)
+        if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
+            self._chosen.clear()
+        chosen = self._chosen[id(build), name, total_q, kv_len] = (build.kernel(kernel), splits)
+        return chosen
+
+    def _kv_name(self, build: Build, dtype: torch.dtype) -> str:
+        if dtype in BYTES and build.fp8:
+            return build.fp8
+        raise TypeError(
+            f"kv is {dtype}; {build.spec} was built for {', '.join(build.kv)} KV. Add the dtype to `dtypes: kv` of the "
+            f"spec and run `{self.build_command} {build.spec}`."
+        )
+
+    def _scale(self, kv_scale: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if not isinstance(kv_scale, torch.Tensor):
+            raise TypeError(f"kv_scale is {kv_scale!r}; it must be a tensor of one element on {device}, or None")
+        if kv_scale.numel() != 1 or kv_scale.device != device:
+            raise ValueError(f"kv_scale is {_describe(kv_scale)}; it must have one element, on {device}")
+        return kv_scale if kv_scale.dtype is torch.float32 else kv_scale.to(torch.float32)
+
+    def _explain(
+        self, build: Build, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
+    ) -> None:
+        """Raise what is wrong with a call that failed the quick check."""
+        if q.dtype is not build.q:
+            raise TypeError(f"q is {q.dtype}; {build.spec} was built for {build.q}")
+        if q.stride(2) != 1:
+            raise ValueError(f"q has strides {q.stride()}; the last must be 1: call .contiguous() on it")
+        if kv.shape[-1] != q.shape[2]:
+            raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
+        if not kv.is_contiguous():
+            raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
+        for name, tensor in (("kv", kv), ("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+            if tensor.device != q.device:
+                raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
+        for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+            if tensor.dtype not in INDEX:
+                raise TypeError(f"{name} is {tensor.dtype}; it must be int32 or int64")
+        shapes = f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}"
+        raise ValueError(f"{shapes}; both must be [batch + 1]")
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}"

@@ -1,0 +1,152 @@
+# Copied by mla-codegen from mla_codegen/runtime/interpreter.py. Do not edit: `mla-codegen build` writes it anew.
+"""Corrections to Triton's interpreter, so that kernels run right on a CPU with TRITON_INTERPRET=1.
+
+As it stands in triton 3.6.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16, rounds a few
+per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, and has no inline assembly. `correct()` replaces those
+parts in place; each assembly step gets a plain twin, found by its text.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_TORCH = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp64": torch.float64,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+    "fp8e5": torch.float8_e5m2,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def _as_torch(data: np.ndarray, dtype: tl.dtype) -> torch.Tensor:
+    size = data.dtype.itemsize
+    bits = torch.from_numpy(np.ascontiguousarray(data).view(_SIGNED[size]))
+    return bits.view(_TORCH[dtype.name])
+
+
+def _convert_float(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding_mode: Any) -> np.ndarray:
+    """Bits of `data` in `target`, rounded to nearest even; fp8 saturates as the hardware's conversions do."""
+    values = _as_torch(data, source)
+    wanted = _TORCH[target.name]
+    if wanted.itemsize == 1:
+        values = values.float()
+        limit = torch.finfo(wanted).max
+        values = torch.where(values.isnan(), values, values.clamp(-limit, limit))
+    result = values.to(wanted)
+    return result.view(_BITS[wanted.itemsize]).numpy().view(_UNSIGNED[wanted.itemsize]).reshape(data.shape)
+
+
+def _as_float32(handle: Any) -> np.ndarray:
+    if handle.dtype.scalar.is_floating():
+        return _as_torch(handle.data, handle.dtype.scalar).float().numpy()
+    return np.asarray(handle.data.astype(np.float32))
+
+
+def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """Operands exactly as stored, products and sums in fp32."""
+    product = np.matmul(_as_float32(a), _as_float32(b))
+    return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _pair_column(pairs: np.ndarray, shift: int) -> np.ndarray:
+    bytes_ = ((pairs.view(np.uint16) >> shift) & 0xFF).astype(np.uint8)
+    return torch.from_numpy(bytes_).view(torch.float8_e4m3fn).to(torch.float16).numpy()
+
+
+_PAIR = "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, %s; }"
+TWINS: dict[str, Callable[..., np.ndarray]] = {
+    "v_rcp_f32_e32 $0, $1": lambda x: np.float32(1.0) / x,
+    "rcp.approx.ftz.f32 $0, $1;": lambda x: np.float32(1.0) / x,
+    _PAIR % "a": lambda pairs: _pair_column(pairs, 0),
+    _PAIR % "b": lambda pairs: _pair_column(pairs, 8),
+}
+
+
+class _AsmResult:
+    def __init__(self, handle: Any):
+        self.handle = handle
+
+    def get_result(self, index: int) -> Any:
+        return self.handle
+
+
+def _create_inline_asm(self: Any, asm: str, constraints: str, values: Any, types: Any, is_pure: bool, pack: int) -> Any:
+    twin = TWINS.get(" ".join(asm.split()))
+    if twin is None:
+        raise NotImplementedError(f"no plain twin of this assembly: add one to TWINS in {__name__}: {asm!r}")
+    return _AsmResult(interpreter.TensorHandle(twin(*[value.data for value in values]), types[0].scalar))
+
+
+def _with_fnuz(patch_lang_core: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's own dtype -> type table lacks e4m3fnuz."""
+
+    def patched(lang: Any, *args: Any) -> Any:
+        result = patch_lang_core(lang, *args)
+        to_ir = lang.dtype.to_ir
+        lang.dtype.to_ir = lambda self, builder: self if self.name in ("fp8e4b8", "fp8e5b16") else to_ir(self, builder)
+        return result
+
+    return patched
+
+
+class _NoScope:
+    """What a repeated patch returns: nothing to restore."""
+
+    def restore(self) -> None:
+        pass
+
+
+_patched: set[frozenset[int]] = set()  # language modules that the running launch has patched already
+
+
+def _patch_once(patch_lang: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The interpreter patches the language anew on every call of a helper; once a launch is enough."""
+    modules: dict[int, frozenset[int]] = {}
+
+    def patched(fn: Any) -> Any:
+        key = id(fn.__globals__)
+        found = modules.get(key)
+        if found is None:
+            found = frozenset(id(value) for value in fn.__globals__.values() if value is tl or value is tl.core)
+            modules[key] = found
+        if found in _patched:
+            return _NoScope()
+        _patched.add(found)
+        return patch_lang(fn)
+
+    return patched
+
+
+def _launch(call: Callable[..., Any]) -> Callable[..., Any]:
+    """log2(0) = -inf and -inf - x are what the kernels mean, not faults."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        _patched.clear()
+        with np.errstate(all="ignore"):
+            return call(*args, **kwargs)
+
+    return wrapped
+
+
+def correct() -> None:
+    """Replace the faulty parts, once for the process."""
+    if getattr(interpreter, "_corrected_for_mla", False):
+        return
+    interpreter._corrected_for_mla = True
+    interpreter._convert_float = _convert_float
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
+    interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
+    interpreter._patch_lang = _patch_once(interpreter._patch_lang)
+    interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)
