@@ -175,7 +175,7 @@ def _run_case(module: Any, kernel: KernelPlan, case: Any, splits: int | None, de
     shape = (case.q.shape[0], kernel.heads, kernel.latent)
     out = torch.full(shape, float("nan"), dtype=TORCH[kernel.out], device=device)
     lse = torch.full(shape[:2], float("nan"), dtype=torch.float32, device=device)
-    args = (case.q, case.kv, case.qo_indptr, case.kv_indptr, case.kv_scale, case.sm_scale, out, lse)
+    args = (case.q, case.kv, case.qo_indptr, case.kv_indptr, None, case.kv_scale, case.sm_scale, out, lse)
     with poisoned_scratch():
         module.run(*args) if splits is None else module.run(*args, splits)
     out, lse = out.cpu().double(), lse.cpu().double()

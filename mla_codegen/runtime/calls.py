@@ -96,7 +96,17 @@ class Dispatcher:
             raise ValueError(f"kv_data offers {sorted(kv_data)}; {build.spec} was built for {', '.join(build.kv)} KV")
         kv, kv_scale = form if isinstance(form, tuple | list) else (form, None)
         return self._decode(  # type: ignore[return-value]
-            build, q, kv, qo_indptr, kv_indptr, config["sm_scale"], kv_scale, config.get("kv_seq_len"), None, False
+            build,
+            q,
+            kv,
+            qo_indptr,
+            kv_indptr,
+            None,
+            config["sm_scale"],
+            kv_scale,
+            config.get("kv_seq_len"),
+            None,
+            False,
         )
 
     def mla_decode(
@@ -108,6 +118,7 @@ class Dispatcher:
         *,
         sm_scale: float,
         kv_scale: torch.Tensor | None = None,
+        kv_visible: torch.Tensor | None = None,
         max_kv_len: int | None = None,
         out: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -121,6 +132,7 @@ class Dispatcher:
         kv_indptr    [batch + 1] likewise for KV rows; query row t of q_len sees the first kv_len - q_len + t + 1
         sm_scale     multiplies the scores
         kv_scale     [1] on the device, what 1.0 of the KV stands for; None is 1.0
+        kv_visible   [total_q] int32: how many of its request's KV rows each query row sees, in place of the causal rule
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
         out          [total_q, heads, latent] contiguous, to write into
 
@@ -128,7 +140,7 @@ class Dispatcher:
         row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
         """
         return self._decode(
-            self._build(q), q, kv, qo_indptr, kv_indptr, sm_scale, kv_scale, max_kv_len, out, return_lse
+            self._build(q), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale, max_kv_len, out, return_lse
         )
 
     def _build(self, q: torch.Tensor) -> Build:
@@ -167,6 +179,7 @@ class Dispatcher:
         kv: torch.Tensor,
         qo_indptr: torch.Tensor,
         kv_indptr: torch.Tensor,
+        kv_visible: torch.Tensor | None,
         sm_scale: float,
         kv_scale: torch.Tensor | None,
         kv_len: int | None,
@@ -196,6 +209,10 @@ class Dispatcher:
             self._explain(build, q, kv, qo_indptr, kv_indptr)
         if kv_scale is not None:
             kv_scale = self._scale(kv_scale, device)
+        if kv_visible is not None and (
+            kv_visible.shape != (total_q,) or kv_visible.dtype is not torch.int32 or kv_visible.device != device
+        ):
+            raise ValueError(f"kv_visible is {_describe(kv_visible)}; it must be int32 [{total_q}] on {device}")
         shape = (total_q, heads, build.latent)
         if out is None:
             out = torch.empty(shape, dtype=build.out, device=device)
@@ -216,7 +233,7 @@ class Dispatcher:
         if chosen is None:
             chosen = self._remember(build, name, total_q, kv_len)
         module, splits = chosen
-        args = (q, kv, qo_indptr, kv_indptr, kv_scale, sm_scale, out, lse)
+        args = (q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse)
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 module.run(*args) if splits is None else module.run(*args, splits)
