@@ -15,6 +15,13 @@ from .runtime.choice import Choice, General
 from .runtime.splits import MAX_SPLITS, choose_splits
 from .targets import TARGETS, Target
 
+MERGE_AT_ONCE = 64  # splits whose partials (of 512 columns) fit the registers of 8 warps
+MERGE_TILE = 16  # splits that 4 warps merge at a time otherwise
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
 
 @dataclass(frozen=True)
 class KernelPlan:
@@ -46,6 +53,8 @@ class KernelPlan:
     # tiles and launch
     splits: int | None
     max_splits: int
+    all_splits: int  # the same, rounded up to a power of two
+    merge_at_once: bool  # stage 2 loads all splits' partials at once, not MERGE_TILE at a time
     block_n: int
     block_h: int
     head_blocks: int
@@ -228,7 +237,8 @@ def _kernel(
     have = set(options) - set(family.NEVER) | family.ALWAYS
     taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
     plural = f"{heads} head{'s' if heads > 1 else ''}"
-    split_tile = 16 if splits is None else 1 << (splits - 1).bit_length()
+    all_splits = _power_of_two(splits or MAX_SPLITS)
+    at_once = splits is not None and all_splits <= MERGE_AT_ONCE
 
     return [
         KernelPlan(
@@ -254,14 +264,16 @@ def _kernel(
             details=details,
             splits=splits,
             max_splits=splits or MAX_SPLITS,
+            all_splits=all_splits,
+            merge_at_once=at_once,
             block_n=resources.block_n,
             block_h=resources.block_h,
             head_blocks=head_blocks,
             num_warps=resources.num_warps,
             num_stages=resources.num_stages,
             waves_per_eu=resources.waves_per_eu,
-            split_tile=split_tile,
-            stage2_warps=8 if split_tile > 16 else 4,
+            split_tile=all_splits if at_once else MERGE_TILE,
+            stage2_warps=8 if at_once and all_splits > MERGE_TILE else 4,
             places=places,
             shared_bytes=resources.shared_bytes,
             exp2="exp2" in taken,

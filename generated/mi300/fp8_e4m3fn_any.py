@@ -28,7 +28,7 @@ Q_TOP = tl.constexpr(64)  # each head's largest |q| is scaled to Q_TOP .. 2 * Q_
 WEIGHT_SHIFT = tl.constexpr(7)  # weights are scaled by 128 so that small ones survive fp8
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-MAX_SPLITS = tl.constexpr(128)
+ALL_SPLITS = tl.constexpr(256)  # the most splits there can be
 SPLIT_TILE = tl.constexpr(16)  # splits that stage 2 merges at a time
 
 
@@ -229,7 +229,7 @@ def stage2(partial, partial_lse, out, lse, splits):
     partial += at * splits * LATENT
     partial_lse += at * splits
     latent = tl.arange(0, LATENT)
-    split = tl.arange(0, MAX_SPLITS)
+    split = tl.arange(0, ALL_SPLITS)
     parts = tl.load(partial_lse + split, mask=split < splits, other=float("-inf"))
     m = tl.max(parts, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
@@ -254,7 +254,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
 
     q [total_q, 16, 576] bf16; kv [total_kv, 576] fp8_e4m3fn, contiguous; qo_indptr, kv_indptr [batch + 1];
     kv_visible [total_q] int32 or None; kv_scale [1] fp32 or None; out [total_q, 16, 512] bf16; lse [total_q, 16] fp32, natural log; all of both is written.
-    splits: 2 .. 128.
+    splits: 2 .. 256.
     """
     total_q = q.shape[0]
     batch = qo_indptr.shape[0] - 1

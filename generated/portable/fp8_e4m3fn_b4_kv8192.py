@@ -26,7 +26,7 @@ BLOCK_H = tl.constexpr(16)  # heads of a program
 KV_UNIT = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-SPLIT_TILE = tl.constexpr(64)  # splits, rounded up to a power of two
+ALL_SPLITS = tl.constexpr(64)  # splits, rounded up to a power of two
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def stage2(partial, partial_lse, out, lse):
     partial += at * SPLITS * LATENT
     partial_lse += at * SPLITS
     latent = tl.arange(0, LATENT)
-    split = tl.arange(0, SPLIT_TILE)
+    split = tl.arange(0, ALL_SPLITS)
     parts = tl.load(partial_lse + split, mask=split < SPLITS, other=float("-inf"))
     m = tl.max(parts, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN

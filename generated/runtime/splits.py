@@ -5,7 +5,7 @@ Decode reads every KV row once, so time follows how evenly the compute units sha
 (first loads, epilogue, its share of the merge), which is counted here in KV rows.
 """
 
-MAX_SPLITS = 128
+MAX_SPLITS = 256
 ROWS_PER_SPLIT = 160  # fixed cost of a split, as the KV rows that could be read in that time
 ROWS_PER_MERGE = 4  # what stage 2 adds for each split of a query row, likewise
 
