@@ -247,7 +247,7 @@ def _kernel(
             spec_file=spec_file,
             build_command=f"mla-codegen build {spec_file}",
             origin=origin,
-            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV, {tuned}.",
+            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV,\n{tuned}.",
             summary=summary,
             target=target.name,
             family=family.NAME,

@@ -75,7 +75,8 @@ def targets() -> None:
 
 def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
     """Every resolved number of a kernel and where it came from."""
-    out.print(f"[bold]{plan.name}/{kernel.name}.py[/bold]  {escape(kernel.title)}", soft_wrap=True)
+    title = escape(kernel.title.replace("\n", " "))
+    out.print(f"[bold]{plan.name}/{kernel.name}.py[/bold]  {title}", soft_wrap=True)
     out.print(f"chosen because {escape(rule)}", soft_wrap=True)
     table = _table("setting", ">value", "from")
     for name, resolved in kernel.resolved.items():
