@@ -106,6 +106,7 @@ class Dispatcher:
             kv_scale,
             config.get("kv_seq_len"),
             None,
+            None,
             False,
         )
 
@@ -121,6 +122,7 @@ class Dispatcher:
         kv_visible: torch.Tensor | None = None,
         max_kv_len: int | None = None,
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Absorbed MLA decode of a ragged batch.
@@ -135,13 +137,30 @@ class Dispatcher:
         kv_visible   [total_q] int32: how many of its request's KV rows each query row sees, in place of the causal rule
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
         out          [total_q, heads, latent] contiguous, to write into
+        lse          [total_q, heads] fp32 contiguous, to write into
 
         Returns out [total_q, heads, latent], with `return_lse` also the natural-log LSE [total_q, heads] fp32. A query
         row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
         """
         return self._decode(
-            self._build(q), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale, max_kv_len, out, return_lse
+            self._build(q),
+            q,
+            kv,
+            qo_indptr,
+            kv_indptr,
+            kv_visible,
+            sm_scale,
+            kv_scale,
+            max_kv_len,
+            out,
+            lse,
+            return_lse,
         )
+
+    def result(self, q: torch.Tensor) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape and dtype of the output of a call with this q."""
+        build = self._build(q)
+        return (q.shape[0], build.heads, build.latent), build.out
 
     def _build(self, q: torch.Tensor) -> Build:
         if q.dim() != 3:
@@ -184,6 +203,7 @@ class Dispatcher:
         kv_scale: torch.Tensor | None,
         kv_len: int | None,
         out: torch.Tensor | None,
+        lse: torch.Tensor | None,
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         total_q, heads, row = q.shape
@@ -218,7 +238,16 @@ class Dispatcher:
             out = torch.empty(shape, dtype=build.out, device=device)
         elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != device:
             raise ValueError(f"out is {_describe(out)}; it must be contiguous {build.out} of shape {shape} on {device}")
-        lse = torch.empty((total_q, heads), dtype=torch.float32, device=device)
+        if lse is None:
+            lse = torch.empty((total_q, heads), dtype=torch.float32, device=device)
+        elif (
+            lse.shape != (total_q, heads)
+            or lse.dtype is not torch.float32
+            or not lse.is_contiguous()
+            or lse.device != device
+        ):
+            wanted = f"contiguous fp32 of shape {(total_q, heads)} on {device}"
+            raise ValueError(f"lse is {_describe(lse)}; it must be {wanted}")
         if total_q == 0:
             return (out, lse) if return_lse else out
         if batch == 0:

@@ -1,0 +1,214 @@
+"""Context parallel decode: the KV rows of each request lie on several ranks of a `torch.distributed` group.
+
+Every rank calls with the same queries and its own KV rows. Its decode writes (out, LSE) straight into its part of one
+buffer, a single all-gather fills in the others' parts, and one kernel merges them by LSE. All ranks get the same bits.
+Nothing waits for the device, and a step can be captured in a CUDA graph.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from .calls import INDEX, Dispatcher
+from .launch import Launch
+
+ALIGN = 16  # bytes; a rank's part of the buffer is a multiple of them
+TILE = 8  # ranks whose partial outputs are merged at a time
+
+
+@triton.jit(do_not_specialize=["batch", "rank"])
+def count_visible(  # type: ignore[no-untyped-def]
+    qo_indptr, kv_len, kv_begin, visible, batch, rank, RANKS: tl.constexpr, RUN: tl.constexpr
+):
+    """One program per query row: how many of this rank's rows lie among the global ones that it sees.
+
+    RUN: rows that lie together in round-robin placement; 0: contiguous placement.
+    """
+    row = tl.program_id(0)
+    low, high = 0, batch
+    while high - low > 1:  # the last request that begins at or before the row
+        middle = (low + high) // 2
+        begins_later = tl.load(qo_indptr + middle) > row
+        low = tl.where(begins_later, low, middle)
+        high = tl.where(begins_later, middle, high)
+    length = tl.load(kv_len + low)
+    seen = length - (tl.load(qo_indptr + low + 1) - 1 - row)
+    if RUN == 0:
+        here = seen - (rank * tl.cdiv(length, RANKS) if kv_begin is None else tl.load(kv_begin + low))
+    else:
+        seen = tl.maximum(seen, 0)
+        rounds = seen // (RANKS * RUN)
+        rest = seen - rounds * (RANKS * RUN)
+        here = rounds * RUN + tl.minimum(tl.maximum(rest - rank * RUN, 0), RUN)
+    tl.store(visible + row, tl.maximum(here, 0).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["part"])
+def merge(  # type: ignore[no-untyped-def]
+    partial, partial_lse, out, lse, part, LATENT: tl.constexpr, UNIT: tl.constexpr, RANKS: tl.constexpr,
+    ALL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
+
+    Each rank's part of the buffer is `part` times 16 bytes: UNIT elements of `partial`, 4 of `partial_lse`. ALL and
+    TILE are powers of two, of all ranks and of those whose partial outputs are held at a time.
+    """
+    at = tl.program_id(0).to(tl.int64)
+    latent = tl.arange(0, LATENT)
+    ranks = tl.arange(0, ALL)
+    parts = tl.load(partial_lse + ranks.to(tl.int64) * part * 4 + at, mask=ranks < RANKS, other=float("-inf"))
+    m = tl.max(parts, 0)
+    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible on any rank: every weight 0, not NaN
+    total = tl.sum(tl.exp(parts - m), 0)
+    acc = tl.zeros([LATENT], tl.float32)
+    for first in range(0, RANKS, TILE):
+        ranks = first + tl.arange(0, TILE)
+        begin = ranks.to(tl.int64) * part
+        parts = tl.load(partial_lse + begin * 4 + at, mask=ranks < RANKS, other=float("-inf"))
+        rows = tl.load(
+            partial + begin[:, None] * UNIT + at * LATENT + latent[None, :],
+            mask=(parts > float("-inf"))[:, None], other=0.0,
+        )  # fmt: skip
+        acc += tl.sum(rows.to(tl.float32) * tl.exp(parts - m)[:, None], 0)
+    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
+    tl.store(lse + at, m + tl.log(total))
+
+
+def _quick(kernel: Any) -> Any:
+    """The kernel, launched with less host time if it is not interpreted."""
+    return Launch(kernel) if isinstance(kernel, triton.JITFunction) else kernel
+
+
+class ContextParallel:
+    """Decode over the KV rows of all ranks of a group.
+
+    dispatcher   `DISPATCHER` of the generated package
+    group        a `torch.distributed` group; None is the default one. NCCL on GPUs, gloo on CPUs
+    placement    "contiguous": rank r of n holds rows r * c .. (r + 1) * c of a request of `kv_len` rows,
+                 c = ceil(kv_len / n), or what the calls' `kv_begin` says
+                 "round_robin": row i lies on rank (i // run) % n
+    run          neighbouring rows that round-robin placement keeps together, e.g. the rows of a page
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        group: dist.ProcessGroup | None = None,
+        placement: Literal["contiguous", "round_robin"] = "contiguous",
+        run: int = 1,
+    ):
+        if placement not in ("contiguous", "round_robin"):
+            raise ValueError(f"placement is {placement!r}; it must be 'contiguous' or 'round_robin'")
+        if run < 1 or (placement == "contiguous" and run != 1):
+            raise ValueError(f"run is {run}; it must be at least 1, and 1 in contiguous placement")
+        self.dispatcher = dispatcher
+        self.group = group
+        self.ranks = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        if self.rank < 0:
+            raise ValueError("this process is not a rank of the group")
+        self.run = 0 if placement == "contiguous" else run
+        self._count_visible, self._merge = _quick(count_visible), _quick(merge)
+
+    def rows(self, kv_len: int, rank: int | None = None) -> torch.Tensor:
+        """The rows [rows of the rank] int64 of a request of `kv_len` rows that lie on a rank (None: on this one)."""
+        rank = self.rank if rank is None else rank
+        if self.run:
+            every = torch.arange(kv_len)
+            return every[every // self.run % self.ranks == rank]
+        chunk = -(-kv_len // self.ranks)
+        return torch.arange(min(rank * chunk, kv_len), min((rank + 1) * chunk, kv_len))
+
+    def visible(
+        self, qo_indptr: torch.Tensor, kv_len: torch.Tensor, total_q: int, kv_begin: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """How many of this rank's KV rows each query row sees: [total_q] int32, the same for every layer of a step.
+
+        Query row t of a request's q_len sees the first kv_len - q_len + t + 1 rows of the whole request.
+        """
+        batch = qo_indptr.shape[0] - 1
+        for name, tensor in (("kv_len", kv_len), ("kv_begin", kv_begin)):
+            if tensor is not None and (
+                tensor.shape != (batch,)
+                or tensor.dtype not in INDEX
+                or tensor.device != qo_indptr.device
+                or not tensor.is_contiguous()
+            ):
+                is_now = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+                raise ValueError(f"{name} is {is_now}; it must be int32 or int64 [{batch}] on {qo_indptr.device}")
+        if kv_begin is not None and self.run:
+            raise ValueError("kv_begin belongs to contiguous placement; this one is round-robin")
+        visible = torch.empty(total_q, dtype=torch.int32, device=qo_indptr.device)
+        if total_q and batch:
+            self._count_visible[(total_q,)](
+                qo_indptr, kv_len, kv_begin, visible, batch, self.rank, self.ranks, self.run, num_warps=1
+            )
+        return visible
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_len: torch.Tensor | None = None,
+        *,
+        sm_scale: float,
+        kv_scale: torch.Tensor | None = None,
+        kv_begin: torch.Tensor | None = None,
+        kv_visible: torch.Tensor | None = None,
+        max_kv_len: int | None = None,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """One decode step; every rank of the group must call, with the same q, qo_indptr, kv_len and sm_scale.
+
+        q, qo_indptr, sm_scale, kv_scale, out   as in `mla_decode`
+        kv           [rows of this rank, latent + rope]: of each request those that lie here, in order; may be none
+        kv_indptr    [batch + 1] int32 or int64 into `kv`
+        kv_len       [batch] int32 or int64 on the device: KV rows of each whole request
+        kv_begin     [batch] likewise, with contiguous placement: the place of this rank's first row in the request, if
+                     the rows are not shared out evenly. All rows of a request must lie somewhere, and on one rank
+        kv_visible   what `visible` gave for these lengths, in place of kv_len: one kernel less for each layer
+        max_kv_len   KV rows on this rank of the longest request, if known; it only helps the choice of kernel
+
+        Returns what one call over all rows would: out [total_q, heads, latent], with `return_lse` also the natural-log
+        LSE [total_q, heads] fp32, the same bits on every rank.
+        """
+        if kv_visible is None:
+            if kv_len is None:
+                raise ValueError("give kv_len, the KV rows of each whole request, or kv_visible")
+            kv_visible = self.visible(qo_indptr, kv_len, q.shape[0], kv_begin)
+        mla_decode = partial(
+            self.dispatcher.mla_decode, q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale,
+            kv_visible=kv_visible, max_kv_len=max_kv_len,
+        )  # fmt: skip
+        if self.ranks == 1 or q.shape[0] == 0:
+            return mla_decode(out=out, return_lse=return_lse)
+        shape, dtype = self.dispatcher.result(q)
+        rows, heads, latent = shape
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=q.device)
+        elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous() or out.device != q.device:
+            is_now = f"{out.dtype} of shape {tuple(out.shape)}, strides {out.stride()}, on {out.device}"
+            raise ValueError(f"out is {is_now}; it must be contiguous {dtype} of shape {shape} on {q.device}")
+        lse = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
+
+        lse_at = rows * heads * latent * dtype.itemsize
+        end = lse_at + rows * heads * 4
+        parts = torch.empty((self.ranks, -(-end // ALIGN) * ALIGN), dtype=torch.uint8, device=q.device)
+        mine = parts[self.rank]
+        mla_decode(
+            out=mine[:lse_at].view(dtype).view(shape), lse=mine[lse_at:end].view(torch.float32).view(rows, heads)
+        )
+        dist.all_gather_into_tensor(parts.view(-1), mine, group=self.group)
+        self._merge[(rows * heads,)](
+            parts.view(-1).view(dtype), parts.view(-1)[lse_at:].view(torch.float32), out, lse,
+            parts.shape[1] // ALIGN, latent, ALIGN // dtype.itemsize, self.ranks,
+            1 << (self.ranks - 1).bit_length(), min(TILE, 1 << (self.ranks - 1).bit_length()), num_warps=4,
+        )  # fmt: skip
+        return (out, lse) if return_lse else out
