@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import Problem
 from ..targets import Target
 from .request import BYTES, Request, Resources
+from .stages import POINTER, Stage, stage1, stage2
 
 TL = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3fn": "tl.float8e4nv", "fp8_e4m3fnuz": "tl.float8e4b8"}
 TORCH = {
@@ -78,15 +79,16 @@ NEVER: dict[str, str] = {}
 
 def refuse(request: Request) -> str | None:
     """Why the family cannot serve, or None."""
-    if request.is_fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
-        as_other = (
-            "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and "fp8_e4m3fn" in request.target.fp8_mma
+    if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
+        return (
+            f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
+            f"number of {request.kv} (byte 0x7F) is NaN"
         )
-        if not as_other:
-            return (
-                f"{request.kv} KV without packed_fp8 on {request.target.name}: the hardware does not convert "
-                f"{request.kv}, so the compiler would decode it in software"
-            )
+    if request.is_fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
+        return (
+            f"{request.kv} KV without packed_fp8 on {request.target.name}: the hardware does not convert "
+            f"{request.kv}, so the compiler would decode it in software"
+        )
     return None
 
 
@@ -145,6 +147,12 @@ def details(request: Request) -> Details:
         weight_scale=1 << bits if fp8_mma else 1,
         **decode,
     )
+
+
+def stages(kernel: Any) -> list[Stage]:
+    """The kernels in the file of a `KernelPlan`."""
+    kv = POINTER[kernel.details.word or kernel.details.fp8]
+    return [stage1(kernel, {"kv": kv}, turn_rows=kernel.block_n, pools=frozenset({"kv"})), *stage2(kernel)]
 
 
 def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, Any]:
