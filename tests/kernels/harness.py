@@ -158,20 +158,29 @@ class Kernels:
             )
         return out.cpu(), lse.cpu()
 
-    def run(self, name: str, case: Case, splits: int | None = None) -> Got:
+    def run(
+        self, name: str, case: Case, splits: int | None = None, *, kv_visible: torch.Tensor | None = None
+    ) -> Got:
         """(out, LSE) on the CPU, by the kernel `name`, with `splits` if it takes them at run time."""
         on = case.to(self.device)
         model = self.plan.spec.model
+        shape = (on.q.shape[0], model.num_heads, model.kv_lora_rank)
+        given: dict[str, Any] = {} if splits is None else {"splits": splits}
         with poisoned_scratch():
-            out = torch.empty(
-                (on.q.shape[0], model.num_heads, model.kv_lora_rank),
-                dtype=self.dispatcher.builds[0].out,
-                device=self.device,
+            out = torch.empty(shape, dtype=self.dispatcher.builds[0].out, device=self.device)
+            lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
+            self.module(name).run(
+                q=on.q,
+                kv=on.kv,
+                qo_indptr=on.qo_indptr,
+                kv_indptr=on.kv_indptr,
+                kv_visible=None if kv_visible is None else kv_visible.to(self.device),
+                kv_scale=on.kv_scale,
+                sm_scale=on.sm_scale,
+                out=out,
+                lse=lse,
+                **given,
             )
-            lse = torch.empty(out.shape[:2], dtype=torch.float32, device=self.device)
-            arguments = (on.q, on.kv, on.qo_indptr, on.kv_indptr, on.kv_scale, on.sm_scale, out, lse)
-            run = self.module(name).run
-            run(*arguments) if splits is None else run(*arguments, splits)
         return out.cpu(), lse.cpu()
 
 
@@ -181,7 +190,7 @@ Builder = Callable[[dict[str, Any]], Kernels]
 def check(
     got: Got, case: Case, *, bound: float = EXACT, lse_bound: float = LSE_EXACT, latent: int | None = None
 ) -> None:
-    """Hold (out, LSE) to float64: as a whole, and each query row and head alone, so that none hides among the others."""
+    """Hold (out, LSE) to float64: as a whole, and each query row and head alone, so that none hides among others."""
     out, lse = got
     want, want_lse = reference(case, latent or out.shape[2])
     assert out.shape == want.shape
