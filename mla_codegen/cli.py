@@ -4,16 +4,17 @@ import json
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from . import __version__, report
-from .errors import SpecError, UnknownName
-from .plan import KernelPlan, Plan, PlanError, make_plan
+from .commands.common import Json, Out, Spec, Specs, fail, load_plans
+from .commands.inspect import inspect
+from .errors import UnknownName
+from .plan import KernelPlan
 from .render import RenderError
-from .spec import load_spec
-from .write import BuildError, find_drift, fresh_build, publish, spec_name
+from .write import BuildError, find_drift, fresh_build, publish
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,11 +33,6 @@ app = typer.Typer(
     """,
 )
 
-Specs = Annotated[list[Path], typer.Argument(help="Spec files, e.g. specs/*.yaml", show_default=False)]
-Spec = Annotated[Path, typer.Argument(help="A spec file", show_default=False)]
-Out = Annotated[Path, typer.Option("--out", help="Folder of the generated package")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
-
 
 class Subject(str, Enum):
     shapes = "shapes"
@@ -48,33 +44,6 @@ class Device(str, Enum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
-
-
-def fail(message: str, code: int) -> NoReturn:
-    report.err.print(message, markup=False, highlight=False)
-    raise typer.Exit(code)
-
-
-def load_plans(specs: list[Path], out: Path) -> list[Plan]:
-    """Plans of all specs; what is wrong with any of them is printed, and nothing is written."""
-    plans, messages = [], []
-    for path in specs:
-        try:
-            loaded = load_spec(path)
-            try:
-                plans.append(make_plan(loaded.spec, spec_name(path, out)))
-            except PlanError as error:
-                raise loaded.error(error.problems) from error
-        except SpecError as error:
-            messages.append(str(error))
-    if messages:
-        fail("\n".join(messages), 2)
-    names: dict[str, str] = {}
-    for plan, path in zip(plans, specs, strict=True):
-        if plan.name in names:
-            fail(f"{path} and {names[plan.name]} would both be built into {out / plan.name}: rename one of them", 2)
-        names[plan.name] = str(path)
-    return plans
 
 
 @app.command()
@@ -268,6 +237,9 @@ def verify(
     else:
         report.verification(results)
     raise typer.Exit(0 if all(result.passed for result in results) else 1)
+
+
+app.command()(inspect)
 
 
 @app.callback(invoke_without_command=True)

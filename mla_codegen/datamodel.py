@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
-KVDtype = Literal["bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz"]
+from .limits import KVDtype, Limits
+
 FloatDtype = Literal["bf16", "fp16"]
 Splits = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
 
@@ -106,6 +107,9 @@ class Spec(_Strict):
     defaults: Defaults = Field(default=Defaults(), description="settings that every shape inherits")
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"
+    )
+    limits: Limits = Field(
+        default=Limits(), description="what the compiler may make of the kernels (`mla-codegen inspect --check`)"
     )
 
 

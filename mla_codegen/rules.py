@@ -114,7 +114,7 @@ def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:
     kvs = _kv(data)
     if not set(kvs) <= set(get_args(KVDtype)):
         return  # a misspelt type would make its settings look unused
-    owners: list[tuple[Loc, Any]] = [(("defaults",), data.get("defaults"))]
+    owners: list[tuple[Loc, Any]] = [((name,), data.get(name)) for name in ("defaults", "limits")]
     owners += [(("shapes", i), shape) for i, shape in enumerate(_list(data.get("shapes")))]
     for loc, owner in owners:
         for kv in _dict(_dict(owner).get("per_kv")):

@@ -17,7 +17,7 @@ from .render import PACKAGE, render_dispatch, render_kernel, render_tables, temp
 
 MANIFEST = "manifest.json"
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
-RUNTIME = ("__init__.py", "calls.py", "choice.py", "interpreter.py", "launch.py", "splits.py")
+RUNTIME = ("__init__.py", "calls.py", "choice.py", "context_parallel.py", "interpreter.py", "launch.py", "splits.py")
 
 
 class BuildError(Exception):
@@ -54,7 +54,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         files |= mine
         builds[plan.name] = {
             "spec": plan.spec_file,
-            "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json"), sort_keys=True)),
+            "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV)",
             "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim],
             "files": {path: _sha(text) for path, text in sorted(mine.items())},

@@ -1,0 +1,76 @@
+"""What a family says of the kernels in its files, so that they can be compiled without a GPU: arguments and options.
+
+A launch tells Triton the types of its arguments and a few facts about their values; `Stage` states the same ahead of
+time for a call as `custom_kernel` makes it: int32 ranges, no `kv_visible`, a `kv_scale` where the KV is fp8.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+POINTER = {"bf16": "*bf16", "fp16": "*fp16", "fp8_e4m3fn": "*fp8e4nv", "fp8_e4m3fnuz": "*fp8e4b8", "int32": "*i32"}
+POINTER |= {"int16": "*i16"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel of a rendered file.
+
+    kernel      its name in the file
+    signature   argument -> type, in any order (`*bf16`, `i32`, `fp32`, `tensordesc<...>`)
+    constants   argument -> value, for those that are None or known when it is compiled
+    options     compiler options, as its launch gives them
+    unaligned   arguments that are not known to be divisible by 16: numbers of no special kind
+    pools       pointers to tensors that may be 2 GiB or larger; AMD compilers make another binary for those
+    turn_rows   KV rows of one turn of the loop that multiplies; None: there is none (a merge of partial results)
+    """
+
+    kernel: str
+    signature: Mapping[str, str]
+    options: Mapping[str, Any]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    unaligned: frozenset[str] = frozenset({"sm_scale", "batch", "q_len", "splits"})
+    pools: frozenset[str] = frozenset()
+    turn_rows: int | None = None
+
+    @property
+    def divisible(self) -> frozenset[str]:
+        return frozenset(self.signature) - self.unaligned
+
+    @property
+    def pointers(self) -> frozenset[str]:
+        return frozenset(name for name, kind in self.signature.items() if kind.startswith("*"))
+
+
+def options_of(kernel: Any) -> dict[str, Any]:
+    """Compiler options of stage 1, as `run` passes them."""
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    return options | ({} if kernel.waves_per_eu is None else {"waves_per_eu": kernel.waves_per_eu})
+
+
+def stage1(kernel: Any, kv: Mapping[str, str], *, turn_rows: int, pools: frozenset[str] = frozenset()) -> Stage:
+    """Stage 1 of the common call. `kv`: the arguments in the place of the KV and their types; `pools`: see `Stage`."""
+    results = {"out": POINTER[kernel.out], "lse": "*fp32"}
+    partial = {"partial": "*fp32", "partial_lse": "*fp32"}
+    return Stage(
+        "stage1",
+        {
+            "q": POINTER[kernel.q], **kv, **(results if kernel.direct else partial),
+            "qo_indptr": "*i32", "kv_indptr": "*i32", **({"kv_scale": "*fp32"} if kernel.kv.startswith("fp8") else {}),
+            "sm_scale": "fp32", "batch": "i32", "q_len": "i32", "stride_qt": "i32", "stride_qh": "i32",
+            **({} if kernel.splits else {"splits": "i32"}),
+        },
+        options_of(kernel),
+        {"kv_visible": None} | ({} if kernel.kv.startswith("fp8") else {"kv_scale": None}),
+        pools=pools,
+        turn_rows=turn_rows,
+    )  # fmt: skip
+
+
+def stage2(kernel: Any) -> list[Stage]:
+    """The merge of the splits; none where stage 1 writes the output itself."""
+    if kernel.direct:
+        return []
+    signature = {"partial": "*fp32", "partial_lse": "*fp32", "out": POINTER[kernel.out], "lse": "*fp32"}
+    at_run_time = {} if kernel.splits else {"splits": "i32"}
+    return [Stage("stage2", signature | at_run_time, {"num_warps": kernel.stage2_warps})]
