@@ -1,0 +1,164 @@
+"""Context parallel decode: ranks over gloo in processes of their own, placement, refusals, and the merge's rounding."""
+
+import importlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from mla_codegen.plan import make_plan
+from mla_codegen.spec import parse_spec
+from mla_codegen.write import fresh_build, publish
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import context_parallel_ranks as ranks_module
+
+SPEC = {
+    "target": "portable",
+    "model": {
+        "num_heads": ranks_module.HEADS,
+        "kv_lora_rank": ranks_module.LATENT,
+        "qk_rope_head_dim": ranks_module.ROPE,
+    },
+    "dtypes": {"kv": ["bf16", "fp8_e4m3fn"]},
+    "defaults": {"block_n": 32, "num_stages": 1, "optimizations": ["exp2", "peeled_tail", "direct_out", "packed_fp8"]},
+    "shapes": [{"batch": 2, "kv_len": 64, "splits": 2}],
+}
+PACKAGE = "context_parallel_build"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the generated package."""
+    folder = tmp_path_factory.mktemp("context_parallel")
+    plan = make_plan(parse_spec(yaml.safe_dump(SPEC), "spec.yaml").spec, "spec.yaml")
+    publish(fresh_build([plan], folder / PACKAGE), folder / PACKAGE, {plan.name})
+    sys.path.insert(0, str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """The modules of the package, with this process as the only rank of a group."""
+    store = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield SimpleNamespace(
+        dispatcher=importlib.import_module(f"{PACKAGE}.dispatch").DISPATCHER,
+        module=importlib.import_module(f"{PACKAGE}.runtime.context_parallel"),
+    )
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="gloo ranks run the kernels in the interpreter")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_give_what_one_call_over_all_rows_gives(folder: Path, tmp_path: Path, ranks: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    failures: Any = context.Queue()
+    store = str(tmp_path / "store")
+    processes = [
+        context.Process(target=ranks_module.run_rank, args=(rank, ranks, str(folder), PACKAGE, store, failures))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        reports = dict(failures.get(timeout=300) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(timeout=30)
+            process.kill()
+    assert reports == {rank: [] for rank in range(ranks)}
+
+
+def test_a_single_rank_calls_the_kernel_alone(alone: SimpleNamespace) -> None:
+    parallel = alone.module.ContextParallel(alone.dispatcher, placement="round_robin")
+    setting = ranks_module.Setting("one rank", [40, 3], [2, 5], "round_robin")
+    assert list(ranks_module.check(parallel, setting)) == []
+
+
+class Placed:
+    """`rows` and `visible` of every rank of a group, in one process."""
+
+    def __init__(self, alone: SimpleNamespace, ranks: int, placement: str, run: int):
+        self.ranks = []
+        for rank in range(ranks):
+            parallel = alone.module.ContextParallel(alone.dispatcher, placement=placement, run=run)
+            parallel.ranks, parallel.rank = ranks, rank
+            self.ranks.append(parallel)
+
+
+@pytest.mark.parametrize("placement,run", [("contiguous", 1), ("round_robin", 1), ("round_robin", 3)])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_each_row_lies_on_one_rank_and_query_rows_see_their_own_prefix(
+    alone: SimpleNamespace, ranks: int, placement: str, run: int
+) -> None:
+    lens, q_lens = [0, 5, 24, 100], [1, 7, 0, 3]
+    qo_indptr = torch.tensor([0, *q_lens]).cumsum(0)
+    placed = Placed(alone, ranks, placement, run).ranks
+    rows = [[parallel.rows(length) for parallel in placed] for length in lens]
+    for length, shared in zip(lens, rows, strict=True):
+        assert torch.cat(shared).sort().values.tolist() == list(range(length))
+    visible = [parallel.visible(qo_indptr, torch.tensor(lens), sum(q_lens)) for parallel in placed]
+    at = 0
+    for request, (length, q_len) in enumerate(zip(lens, q_lens, strict=True)):
+        for t in range(q_len):
+            for rank in range(ranks):
+                want = int((rows[request][rank] < length - q_len + t + 1).sum())
+                assert min(int(visible[rank][at]), len(rows[request][rank])) == want
+            at += 1
+
+
+def test_merging_rounded_partials_adds_at_most_their_own_rounding(alone: SimpleNamespace) -> None:
+    """|out - exact| <= (sum of the ranks' weights * |partial|) * 2^-8 for them, and 2^-8 |out| for the result."""
+    ranks, at, latent = 4, 6, 64
+    generator = torch.Generator().manual_seed(1)
+    exact = torch.randn(ranks, at, latent, generator=generator, dtype=torch.float64)
+    lse = torch.randn(ranks, at, generator=generator) * 3
+    lse[:, 1] = float("-inf")
+    lse[1, 2] = float("-inf")
+    exact[1, 2] = float("nan")  # a part without rows may hold anything
+    part = latent * at * 2 + at * 4  # a multiple of 16 bytes
+    parts = torch.empty(ranks, -(-part // 16) * 16, dtype=torch.uint8)
+    for rank in range(ranks):
+        parts[rank, : latent * at * 2] = exact[rank].to(torch.bfloat16).view(torch.uint8).flatten()
+        parts[rank, latent * at * 2 : part] = lse[rank].view(torch.uint8)
+    out, out_lse = torch.empty(at, latent, dtype=torch.bfloat16), torch.empty(at)
+    flat = parts.view(-1)
+    alone.module.merge[(at,)](
+        flat.view(torch.bfloat16), flat[latent * at * 2 :].view(torch.float32), out, out_lse,
+        parts.shape[1] // 16, latent, 8, ranks, 4, 2,
+    )  # fmt: skip
+    want_lse = torch.logsumexp(lse.double(), 0)
+    weights = torch.exp(lse.double() - want_lse).nan_to_num(0.0)[..., None]
+    used = exact.nan_to_num(0.0)
+    want = (weights * used).sum(0)
+    allowed = ((weights * used.abs()).sum(0) + want.abs()) * 2.0**-8 * 1.01
+    assert ((out.double() - want).abs() <= allowed).all()
+    assert (out[1] == 0).all() and (out_lse[1] == float("-inf")).all()
+    torch.testing.assert_close(out_lse.double(), want_lse, rtol=1e-6, atol=1e-6)
+
+
+def test_refusals_say_what_is_wanted(alone: SimpleNamespace) -> None:
+    make = alone.module.ContextParallel
+    with pytest.raises(ValueError, match="'contiguous' or 'round_robin'"):
+        make(alone.dispatcher, placement="striped")
+    with pytest.raises(ValueError, match="run is 4"):
+        make(alone.dispatcher, run=4)
+    parallel = make(alone.dispatcher, placement="round_robin")
+    qo_indptr, lens = torch.tensor([0, 1]), torch.tensor([5])
+    with pytest.raises(ValueError, match=r"kv_len is torch.float32 .*int32 or int64 \[1\]"):
+        parallel.visible(qo_indptr, lens.float(), 1)
+    with pytest.raises(ValueError, match="kv_begin belongs to contiguous"):
+        parallel.visible(qo_indptr, lens, 1, lens)
+    q = torch.zeros(1, ranks_module.HEADS, ranks_module.LATENT + ranks_module.ROPE, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="give kv_len"):
+        parallel.decode(q, q[0], qo_indptr, qo_indptr, sm_scale=1.0)
