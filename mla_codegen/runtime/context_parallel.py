@@ -17,6 +17,7 @@ from .calls import INDEX, Dispatcher
 from .launch import Launch
 
 ALIGN = 16  # bytes; a rank's part of the buffer is a multiple of them
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name, and the older one
 TILE = 8  # ranks whose partial outputs are merged at a time
 
 
@@ -215,7 +216,7 @@ class ContextParallel:
 
     def exchange(self, parts: torch.Tensor) -> None:
         """Fill in the other ranks' parts of the buffer; this rank's own is sent from where it lies."""
-        dist.all_gather_into_tensor(parts.view(-1), parts[self.rank], group=self.group)
+        _all_gather(parts.view(-1), parts[self.rank], group=self.group)
 
     def combine(self, parts: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merge all parts of the buffer into out and lse."""
