@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__, report
+from .commands.bench import bench
 from .commands.common import Json, Out, Spec, Specs, fail, load_plans
 from .commands.inspect import inspect
+from .commands.tune import tune
 from .errors import UnknownName
 from .plan import KernelPlan
 from .render import RenderError
@@ -240,6 +242,8 @@ def verify(
 
 
 app.command()(inspect)
+app.command()(bench)
+app.command()(tune)
 
 
 @app.callback(invoke_without_command=True)
