@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import os
+import traceback
 from functools import cache
 from pathlib import Path
 
@@ -44,9 +45,10 @@ def render_kernel(kernel: KernelPlan) -> str:
 
 def render_kernels(kernels: list[KernelPlan]) -> list[str]:
     """The files of many kernels: their blocks are formatted once each, on all cores."""
-    texts = [_text(f"{kernel.family}/kernel.py.jinja", k=kernel, f=kernel.details) for kernel in kernels]
+    names = [f"{kernel.family}/kernel.py.jinja" for kernel in kernels]
+    texts = [_text(name, k=kernel, f=kernel.details) for name, kernel in zip(names, kernels, strict=True)]
     _format_ahead({block for text in texts for block in _blocks(text)})
-    return [format_source(text, kernel.family) for text, kernel in zip(texts, kernels, strict=True)]
+    return [format_source(text, name) for name, text in zip(names, texts, strict=True)]
 
 
 def render_tables(plan: Plan) -> str:
@@ -57,6 +59,11 @@ def render_tables(plan: Plan) -> str:
 def render_dispatch(tables: list[dict[str, str]], package: str) -> str:
     """`dispatch.py` over all builds of a folder; `tables` have name and summary."""
     return _render("dispatch.py.jinja", tables=tables, package=package)
+
+
+def render_op(package: str) -> str:
+    """`op.py`: the operators of torch.library."""
+    return _render("op.py.jinja", package=package)
 
 
 def template_hashes() -> dict[str, str]:
@@ -75,8 +82,16 @@ def _text(name: str, **context: object) -> str:
         return environment().get_template(name).render(**context)
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"templates/{error.name}:{error.lineno}: {error.message}") from error
-    except jinja2.UndefinedError as error:
-        raise RenderError(f"templates/{name}: {error.message}") from error
+    except (jinja2.TemplateError, TypeError) as error:
+        raise RenderError(f"templates/{_place(error, name)}: {error}") from error
+
+
+def _place(error: Exception, name: str) -> str:
+    """Template and line that an error came from: the innermost of those it went through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.endswith(".jinja"):
+            return f"{Path(frame.filename).relative_to(template_folder()).as_posix()}:{frame.lineno}"
+    return name
 
 
 def format_source(text: str, name: str) -> str:
