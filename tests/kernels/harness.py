@@ -105,12 +105,12 @@ def make_spec(
     shapes: list[dict[str, Any]] | None = None,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """A spec as data. `defaults` are settings such as block_n; tiles are 32 rows unless they say otherwise."""
+    """A spec as data. `defaults` are settings such as block_n. The family is the one that the interpreter runs."""
     return {
         "target": target,
         "model": {"num_heads": heads, "kv_lora_rank": latent, "qk_rope_head_dim": rope},
         "dtypes": {"q": q, "kv": kv, "out": out},
-        "defaults": {"block_n": 32, "num_stages": 1, "optimizations": optimizations, **defaults},
+        "defaults": {"family": "triton", "block_n": 32, "num_stages": 1, "optimizations": optimizations, **defaults},
         "shapes": shapes or [SHAPE],
     }
 
@@ -153,14 +153,10 @@ class Kernels:
         on = case.to(self.device)
         given: dict[str, Any] = {"sm_scale": on.sm_scale, "kv_scale": on.kv_scale, **arguments}
         with poisoned_scratch():
-            out, lse = self.dispatcher.mla_decode(
-                on.q, on.kv, on.qo_indptr, on.kv_indptr, return_lse=True, **given
-            )
+            out, lse = self.dispatcher.mla_decode(on.q, on.kv, on.qo_indptr, on.kv_indptr, return_lse=True, **given)
         return out.cpu(), lse.cpu()
 
-    def run(
-        self, name: str, case: Case, splits: int | None = None, *, kv_visible: torch.Tensor | None = None
-    ) -> Got:
+    def run(self, name: str, case: Case, splits: int | None = None, *, kv_visible: torch.Tensor | None = None) -> Got:
         """(out, LSE) on the CPU, by the kernel `name`, with `splits` if it takes them at run time."""
         on = case.to(self.device)
         model = self.plan.spec.model
