@@ -50,6 +50,9 @@ class Settings(_Strict):
     waves_per_eu: Annotated[int, Field(ge=0, le=8)] | None = Field(
         default=None, description="occupancy hint of AMD targets (0: none)"
     )
+    column_blocks: Annotated[int, OneOf((1, 2, 4, 8, 16, 32))] | None = Field(
+        default=None, description="programs of stage 2 that share a head's columns (families that have it)"
+    )
     family: str | None = Field(default=None, description="template family; the target's best one if left out")
     optimizations: list[str] | None = Field(
         default=None,

@@ -3,7 +3,7 @@
 A `KernelPlan` is a frozen record that templates only place. What only one template family needs is in its `details`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .datamodel import Shape, Spec, apply_optimizations
@@ -141,6 +141,11 @@ class Plan:
         direct, split = (kernel for kernel in self.kernels if kernel.kv == kv and kernel.batch is None)
         return direct, split
 
+    @property
+    def gluon(self) -> bool:
+        """Some kernels are Gluon, which Triton's interpreter does not run."""
+        return any(FAMILIES[kernel.family].GLUON for kernel in self.kernels)
+
     def choice(self, kv: str) -> Choice:
         """The dispatcher's rule for this KV dtype."""
         shapes: dict[int, dict[int, str]] = {}
@@ -206,7 +211,13 @@ def _kernel(
     if not isinstance(resources, Resources):
         problems += resources
         return []
-    details = family.details(request)
+    if unknown := [name for name in ("column_blocks",) if knobs.resolved[name].value and name not in family.KNOBS]:
+        what = f"the family {family.NAME} has no {unknown[0]}"
+        problems.append(Problem(knobs.loc(unknown[0]), what, fix="remove it, or choose another family"))
+        return []
+    have = set(options) - set(family.NEVER) | {
+        name for name in family.ALWAYS if kv.startswith("fp8") or not OPTIMIZATIONS[name].fp8_only
+    }
 
     head_blocks = -(-heads // resources.block_h)
     places = target.compute_units * resources.resident
@@ -218,7 +229,7 @@ def _kernel(
             source = knobs.resolved["splits"].source
             knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
         splits = auto if asked == "auto" else int(asked)
-        direct = splits == 1 and "direct_out" in options
+        direct = splits == 1 and "direct_out" in have
         name = f"{kv}_b{shape.batch}_kv{shape.kv_len}"
         origin = f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}"
         tuned = f"tuned for {shape.batch} requests of {shape.kv_len} rows on {target.name} ({target.title})"
@@ -231,10 +242,10 @@ def _kernel(
         origin = f"any shape, {'one split' if direct else 'splits at run time'}, KV {kv}"
         tuned = f"for shapes that the spec does not name, on {target.name} ({target.title})"
         summary = "Right for any number of requests of any lengths."
+    details = family.details(replace(request, splits=splits))
     if "direct_out" in options and not direct:
         not_taken.append("direct_out: there is more than one split")
     not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
-    have = set(options) - set(family.NEVER) | family.ALWAYS
     taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
     plural = f"{heads} head{'s' if heads > 1 else ''}"
     all_splits = _power_of_two(splits or MAX_SPLITS)

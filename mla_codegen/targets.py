@@ -57,7 +57,7 @@ _ALL = (
     ),
     Target(
         "sm_90", "NVIDIA H200", "nvidia", 232448, 132, fp8_mma=OCP, fp8_convert=OCP, reciprocal=NVIDIA_RCP,
-        pair_decode=True,
+        pair_decode=True, families=("hopper", "triton"),
     ),
     Target(
         "sm_100", "NVIDIA B200", "nvidia", 232448, 148, fp8_mma=OCP, fp8_convert=OCP, reciprocal=NVIDIA_RCP,

@@ -1,7 +1,7 @@
-"""Each kernel of a spec against float64: on the GPU if it is the spec's, else on the CPU in Triton's interpreter.
+"""Each kernel of a spec against float64: on the GPU if it is the spec's, else on the CPU.
 
-The files that are run are those that `build` would write, not a rendering made for the test: assembly is exchanged for
-plain twins by the interpreter, not by the templates.
+There plain Triton runs in Triton's interpreter, and Gluon in the emulator. The files that are run are those that
+`build` would write, not a rendering made for the test: what a CPU lacks is exchanged below them.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from .families import FAMILIES
 from .plan import KernelPlan, Plan
 from .write import fresh_build, publish
 
@@ -22,6 +23,7 @@ BOUND_16_BIT = 3e-3  # relative L2 of the output, 16-bit products
 BOUND_FP8 = 4e-2  # the same with q and the weights rounded to fp8
 LSE_BOUND_16_BIT = 1e-3
 LSE_BOUND_FP8 = 0.2
+GLUON_USES = ("descriptors",)  # modules of generated/runtime that Gluon kernels import
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def edge_lengths(tile: int, splits: int) -> list[int]:
 def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | None]]:
     """(what, case, splits at run time) of the checks of one kernel.
 
-    With many splits there are fewer query rows: each costs a program a split, 10 ms in the interpreter.
+    With many splits there are fewer query rows: each costs a program a split, 10 ms in the interpreter. So there are
+    for Gluon kernels that take any number of splits, whose merge has a program for each head and column block.
     """
     import torch
 
@@ -67,9 +70,12 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     tile = kernel.block_n
     splits = kernel.splits or 3
     at_run_time = None if kernel.splits else splits
-    if splits > 4:
+    if splits > 4 or (at_run_time and FAMILIES[kernel.family].GLUON):
         lens = [tile * splits + 1, 0, tile + 1]
-        yield "ragged", make_case(lens, q_lens=[1, 1, 2], seed=seed, **common), at_run_time
+        yield "ragged", make_case(lens, q_lens=[1, 1, 2 if splits <= 64 else 1], seed=seed, **common), at_run_time
+        if at_run_time:
+            few = make_case([2 * tile + 1, 3], q_lens=[2, 1], kv_scale=None, seed=seed, index=torch.int64, **common)
+            yield "several query rows, no kv_scale, int64 indptr", few, at_run_time
         return
     yield "ragged lengths", make_case(edge_lengths(tile, splits), seed=seed, **common), at_run_time
     lens, q_lens = [2 * tile + 1, 3, 0], [3, 5, 1]
@@ -135,10 +141,12 @@ def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed
     start = time.perf_counter()
     fp8_products = kernel.compute.startswith("fp8")
     bound, lse_bound = (BOUND_FP8, LSE_BOUND_FP8) if fp8_products else (BOUND_16_BIT, LSE_BOUND_16_BIT)
+    lse_bound = getattr(kernel.details, "lse_bound", lse_bound)  # the family may know better
     error = lse_error = 0.0
     failure = ""
     try:
-        module = _load(folder, spec, kernel)
+        emulated = device == "cpu" and FAMILIES[kernel.family].GLUON
+        module = (_emulate if emulated else _load)(folder, spec, kernel)
         for what, case, splits in cases_of(kernel, seed):
             case_error, case_lse, wrong = _run_case(module, kernel, case, splits, device)
             error, lse_error = max(error, case_error), max(lse_error, case_lse)
@@ -151,7 +159,7 @@ def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed
                     failure = f"{what}: LSE off by {case_lse:.1e}, allowed {lse_bound:.0e}"
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
         failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
-    on = "GPU" if device == "cuda" else "CPU interpreter"
+    on = "GPU" if device == "cuda" else "CPU emulator" if FAMILIES[kernel.family].GLUON else "CPU interpreter"
     return Result(spec, kernel.name, on, error, bound, lse_error, lse_bound, time.perf_counter() - start, failure)
 
 
@@ -162,6 +170,26 @@ def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
     calls = importlib.import_module("verified.runtime.calls")
     calls.Dispatcher([package], "mla-codegen build")  # corrects the interpreter where it is in use
     return calls.Build(package).kernel(kernel.name)
+
+
+def _emulate(folder: str, spec: str, kernel: KernelPlan) -> Any:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return emulated(f"{folder}/verified", f"verified.{spec}.{kernel.name}")
+
+
+def emulated(folder: str, name: str) -> Any:
+    """The Gluon kernel file `name` (package.spec.kernel) of the importable package in `folder`, to be run on a CPU."""
+    import torch
+
+    from . import emulate
+
+    package, spec, kernel = name.split(".")
+    runtime = {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
+    module = emulate.load(f"{folder}/{spec}/{kernel}.py", name, package=runtime)
+    # Merging kernels load partials that nobody wrote and drop them: scratch is NaN then, and not forbidden to be read.
+    module.torch.empty = lambda *args, **kwargs: torch.empty(*args, **kwargs)
+    return module
 
 
 def _run_case(module: Any, kernel: KernelPlan, case: Any, splits: int | None, device: str) -> tuple[float, float, str]:

@@ -13,11 +13,14 @@ from filelock import FileLock
 
 from . import __version__
 from .plan import Plan
-from .render import PACKAGE, render_dispatch, render_kernel, render_tables, template_hashes
+from .render import PACKAGE, render_dispatch, render_kernels, render_op, render_tables, template_hashes
 
 MANIFEST = "manifest.json"
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
-RUNTIME = ("__init__.py", "calls.py", "choice.py", "context_parallel.py", "interpreter.py", "launch.py", "splits.py")
+RUNTIME = (
+    "__init__.py", "calls.py", "choice.py", "context_parallel.py", "descriptors.py", "gluon.py", "interpreter.py",
+    "launch.py", "op.py", "splits.py",
+)  # fmt: skip
 
 
 class BuildError(Exception):
@@ -46,11 +49,12 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
     manifest = read_manifest(out)
     builds = dict(manifest.get("builds", {}))
     files: dict[str, str] = {}
+    texts = render_kernels([kernel for plan in plans for kernel in plan.kernels])
     for plan in plans:
         model = plan.spec.model
         mine = {f"{plan.name}/__init__.py": render_tables(plan)}
         for kernel in plan.kernels:
-            mine[f"{plan.name}/{kernel.name}.py"] = render_kernel(kernel)
+            mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
         builds[plan.name] = {
             "spec": plan.spec_file,
@@ -63,6 +67,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
     tables = [{"name": name, "summary": builds[name]["summary"]} for name in sorted(builds)]
     shared = {"__init__.py": '"""Kernels written by mla-codegen; `dispatch` is the way in."""\n'}
     shared["dispatch.py"] = render_dispatch(tables, out.resolve().name)
+    shared["op.py"] = render_op(out.resolve().name)
     for name in RUNTIME:
         source = (PACKAGE / "runtime" / name).read_text(encoding="utf-8")
         shared[f"runtime/{name}"] = HEADER.format(name=name) + source

@@ -7,136 +7,248 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
     stage 1   one program per (query row)   ->  output and LSE of a query row
 
-Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
-LSE of a split are in base 2 (the score scale carries log2 e).
+Stage 1 folds tiles of 64 KV rows into a running softmax. Everything is transposed, so that the 16 heads are the MMA's N
+and the many KV rows or latent columns its M of 64:
+
+    S^T [rows, heads]   = K q^T         bf16 wgmma, both operands in shared memory
+    P^T                 = 2^(S^T - m)   bf16, through shared memory
+    O^T [latent, heads] += V^T P^T      bf16 wgmma, both operands in shared memory: 16-bit operands may be M-major, so
+                                        the tile serves as K and, transposed by the descriptor, as V^T
+
+S^T and O^T have one layout, so a head's maximum and its rescale of O^T need no exchange between threads.
+
+KV tiles come by TMA through a ring of 1 stage, each with its own mbarrier; a stage is refilled as soon as
+every warp is done with it (the barrier at the loop's end). 92 KB of shared memory:
+two programs share an SM and hide each other's latencies.
+
+TMA reads whole tiles, so a query row's last tile may hold rows of the next request; they are zeroed before use, because
+the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
+
+Symbols: m running maximum of the scores, l running sum of the weights; scores, m and the LSE of a split are in base 2
+(the score scale carries log2 e).
 """
 
 import torch
-import triton
-import triton.language as tl
 
-HEADS = tl.constexpr(16)
-LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = tl.constexpr(64)  # its last columns: key only
-ROW = tl.constexpr(576)  # bf16s of a KV row
-BLOCK_N = tl.constexpr(32)  # KV rows of a tile
-BLOCK_H = tl.constexpr(16)  # heads of a program
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_wait
+
+HEADS = gl.constexpr(16)
+LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
+ROPE = gl.constexpr(64)  # its last columns: key only
+BLOCK_N = gl.constexpr(64)  # KV rows of a tile
+BLOCK_H = gl.constexpr(16)  # heads of a program
+STAGES = gl.constexpr(1)  # tiles in the ring
+TILE_BYTES = gl.constexpr(73728)
+WORDS = gl.constexpr(256)  # 32-bit words of the latent columns
+ZEROED_ROWS = gl.constexpr(16)  # rows of a tail in registers at a time
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+# Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
+MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16]))
+Q_LATENT = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+Q_ROPE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
+HEAD = gl.constexpr(gl.SliceLayout(0, MMA.value))
+HEAD_OF_Q_LATENT = gl.constexpr(gl.SliceLayout(1, Q_LATENT.value))
+HEAD_OF_Q_ROPE = gl.constexpr(gl.SliceLayout(1, Q_ROPE.value))
+
+# Shared memory. KV_LATENT and KV_ROPE are also the layouts of the host's TMA descriptors.
+KV_LATENT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+KV_ROPE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+KV_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))  # the bytes of KV_LATENT as int32
+WEIGHTS_SHARED = gl.constexpr(gl.NVMMASharedLayout(32, 16, 2))
 
 
-@triton.jit
+@gluon.jit
 def locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len):
     """First KV row (int64) and number of KV rows that query row `row` sees.
 
     They are `kv_visible[row]`, or without that all but those of the query rows after it (the causal mask of decode).
     `q_len` is a guess: the query rows of every request, if all have as many.
     """
-    request = tl.minimum(row // q_len, batch - 1)
-    q_begin = tl.load(qo_indptr + request)
-    q_end = tl.load(qo_indptr + request + 1)
-    kv_begin = tl.load(kv_indptr + request)
-    kv_end = tl.load(kv_indptr + request + 1)
+    request = gl.minimum(row // q_len, batch - 1)
+    q_begin = gl.load(qo_indptr + request)
+    q_end = gl.load(qo_indptr + request + 1)
+    kv_begin = gl.load(kv_indptr + request)
+    kv_end = gl.load(kv_indptr + request + 1)
     if (row < q_begin) | (row >= q_end):  # a wrong guess: find the last request that begins at or before the row
         low, high = 0, batch
         while high - low > 1:
             middle = (low + high) // 2
-            begins_later = tl.load(qo_indptr + middle) > row
-            low = tl.where(begins_later, low, middle)
-            high = tl.where(begins_later, middle, high)
-        q_begin = tl.load(qo_indptr + low)
-        q_end = tl.load(qo_indptr + low + 1)
-        kv_begin = tl.load(kv_indptr + low)
-        kv_end = tl.load(kv_indptr + low + 1)
+            begins_later = gl.load(qo_indptr + middle) > row
+            low = gl.where(begins_later, low, middle)
+            high = gl.where(begins_later, middle, high)
+        q_begin = gl.load(qo_indptr + low)
+        q_end = gl.load(qo_indptr + low + 1)
+        kv_begin = gl.load(kv_indptr + low)
+        kv_end = gl.load(kv_indptr + low + 1)
     visible = kv_end - kv_begin - (q_end - 1 - row)
     if kv_visible is not None:
-        visible = tl.minimum(kv_end - kv_begin, tl.load(kv_visible + row))
+        visible = gl.minimum(kv_end - kv_begin, gl.load(kv_visible + row))
     owned = (row >= q_begin) & (row < q_end)  # a row that belongs to no request sees nothing
-    return kv_begin.to(tl.int64), tl.where(owned, tl.maximum(visible, 0), 0).to(tl.int32)
+    return kv_begin.to(gl.int64), gl.where(owned, gl.maximum(visible, 0), 0).to(gl.int32)
 
 
-@triton.jit
-def reciprocal(x):
-    """1 / x to within 1 ulp, in one instruction."""
-    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+@gluon.jit
+def load_tile(kv_latent, kv_rope, latent, rope, full, row, wanted):
+    """Start the copy of BLOCK_N KV rows from `row` on into one stage; `full` completes when all bytes are there."""
+    mbarrier.expect(full, TILE_BYTES, pred=wanted)
+    tma.async_copy_global_to_shared(kv_latent, [row, 0], full, latent, pred=wanted)
+    tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
 
 
-@triton.jit
-def score(q_latent, q_rope, latent, rope):
-    """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
-    dots = tl.dot(q_rope, tl.trans(rope))
-    dots = tl.dot(q_latent, tl.trans(latent), dots)
-    return dots
-
-
-@triton.jit
-def fold(scores, latent, m, l, acc):
-    """Take a tile into the running softmax."""
-    m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - m_new[:, None])
-    l = l * shrink + tl.sum(weights, 1)
-    weights = weights.to(tl.bfloat16)
-    acc = tl.dot(weights, latent, acc * shrink[:, None])
-    return m_new, l, acc
-
-
-@triton.jit(do_not_specialize=["batch", "q_len"])
-def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh):
+@gluon.jit(do_not_specialize=["batch", "q_len"])
+def stage1(
+    q,
+    kv_latent,
+    kv_rope,
+    out,
+    lse,
+    qo_indptr,
+    kv_indptr,
+    kv_visible,
+    kv_scale,
+    sm_scale,
+    batch,
+    q_len,
+    stride_qt,
+    stride_qh,
+):
     """The output and LSE of BLOCK_H heads of one query row.
 
-    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
-    out [total_q, HEADS, LATENT]; lse [total_q, HEADS]. kv_visible and kv_scale may be None.
+    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
+    KV [total_kv, LATENT + ROPE]; out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
+    kv_visible and kv_scale may be None.
     """
-    program = tl.program_id(0)
+    latent_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, LATENT], KV_LATENT)
+    rope_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, ROPE], KV_ROPE)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    gdc_wait()  # nothing above touches global memory: it ran while the kernel before this one ended
+
+    program = gl.program_id(0)
     row = program
 
-    heads = tl.arange(0, BLOCK_H)
-    latent = tl.arange(0, LATENT)
-    rope = tl.arange(0, ROPE)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
-    q_latent = tl.load(q_heads + latent[None, :])
-    q_rope = tl.load(q_heads + LATENT + rope[None, :])
+    # q is on its way to shared memory while the request's ranges come and the ring starts to fill.
+    q_latent = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, LATENT], KV_LATENT)
+    q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], KV_ROPE)
+    q_row = q + row.to(gl.int64) * stride_qt
+    latent_head = gl.arange(0, BLOCK_H, HEAD_OF_Q_LATENT)
+    rope_head = gl.arange(0, BLOCK_H, HEAD_OF_Q_ROPE)
+    latent_from = q_row + latent_head[:, None] * stride_qh + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
+    rope_from = q_row + rope_head[:, None] * stride_qh + LATENT + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
+    async_copy.async_copy_global_to_shared(q_latent, latent_from)
+    async_copy.async_copy_global_to_shared(q_rope, rope_from)
+    async_copy.commit_group()
 
-    kv_begin, end = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
+    kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
+    if kv_scale is None:
+        unit = 1.0
+    else:
+        unit = gl.load(kv_scale)
+    kv_row = kv_begin.to(gl.int32)  # TMA counts rows in 32 bits
+    rows = visible
+    tiles = gl.cdiv(rows, BLOCK_N)
+    for stage in gl.static_range(STAGES):
+        load_tile(
+            kv_latent,
+            kv_rope,
+            latent_ring.index(stage),
+            rope_ring.index(stage),
+            full.index(stage),
+            kv_row + stage * BLOCK_N,
+            stage < tiles,
+        )
+    async_copy.wait_group(0)
+    fence_async_shared()  # wgmma reads q through the async proxy
+    gl.thread_barrier()
 
-    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
+    word_ring = latent_ring._reinterpret(gl.int32, [STAGES, BLOCK_N, WORDS], KV_WORDS)
+    weights_shared = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
     score_scale = sm_scale * unit * LOG2E
+    no_scores = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)
+    m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD)
+    l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)  # one sum for each row of the tile: added up at the end
+    acc = gl.zeros([LATENT, BLOCK_H], gl.float32, MMA)
+    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
+    for tile in range(tiles):
+        stage = tile % STAGES
+        latent = latent_ring.index(stage)
+        rope = rope_ring.index(stage)
+        left = rows - tile * BLOCK_N  # rows from this tile on
+        mbarrier.wait(full.index(stage), tile // STAGES & 1)
+        if left < BLOCK_N:  # the last tile
+            for start in gl.static_range(0, BLOCK_N, ZEROED_ROWS):
+                inside = start + gl.arange(0, ZEROED_ROWS, gl.SliceLayout(1, TILE_ROWS)) < left
+                part = word_ring.index(stage).slice(start, ZEROED_ROWS)
+                part.store(gl.where(inside[:, None], part.load(TILE_ROWS), 0))
+            fence_async_shared()
+            gl.thread_barrier()
 
-    m = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, LATENT], tl.float32)
-    n = tl.arange(0, BLOCK_N)
-    latent_at = n[:, None] * ROW + latent[None, :]
-    rope_at = n[:, None] * ROW + LATENT + rope[None, :]
-    whole = end // BLOCK_N * BLOCK_N
-    for start in range(0, whole, BLOCK_N):
-        tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
-        kv_latent = tl.load(tile + latent_at, cache_modifier=".cg")
-        kv_rope = tl.load(tile + rope_at, cache_modifier=".cg")
-        scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
-        m, l, acc = fold(scores, kv_latent, m, l, acc)
-    if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
-        tile = kv + (kv_begin + whole) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0, cache_modifier=".cg")
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0, cache_modifier=".cg")
-        scores = tl.where(here[None, :], score(q_latent, q_rope, kv_latent, kv_rope) * score_scale, float("-inf"))
-        m, l, acc = fold(scores, kv_latent, m, l, acc)
+        scores = warpgroup_mma(latent, q_latent.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+        scores = warpgroup_mma(rope, q_rope.permute((1, 0)), scores, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores]) * score_scale
+        scores = gl.where((n < left)[:, None], scores, float("-inf"))
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (reciprocal(total) * unit)[:, None]
-    at = row.to(tl.int64) * HEADS + heads
-    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm)
-    log_sum = m + tl.math.log2(l)
-    tl.store(lse + at, log_sum * LN2)
+        m_new = gl.maximum(m, gl.max(scores, 0))
+        shrink = gl.exp2(m - m_new)
+        weights = gl.exp2(scores - m_new[None, :])
+        l = l * shrink[None, :] + weights
+        acc = acc * shrink[None, :]
+        m = m_new
+        weights_shared.store(weights.to(gl.bfloat16))
+        fence_async_shared()  # wgmma reads the weights through the async proxy
+        gl.thread_barrier()
+        acc = warpgroup_mma(latent.permute((1, 0)), weights_shared, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+
+        gl.thread_barrier()  # every warp is done with the stage and the weights
+        load_tile(
+            kv_latent,
+            kv_rope,
+            latent,
+            rope,
+            full.index(stage),
+            kv_row + (tile + STAGES) * BLOCK_N,
+            tile + STAGES < tiles,
+        )
+
+    total = gl.sum(l, 0)
+    log_sum = gl.where(total > 0, m + gl.log2(total), float("-inf"))
+    norm = unit / gl.where(total > 0, total, 1.0)  # nothing visible: out 0
+    acc = acc * norm[None, :]
+    columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
+    head = gl.arange(0, BLOCK_H, HEAD)
+    at = row.to(gl.int64) * HEADS + head
+    target = out + at[None, :] * LATENT + columns[:, None]
+    gl.store(target, acc.to(gl.bfloat16))
+    gl.store(lse + at, log_sum * LN2)
+
+
+KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
 def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
-    kv          [total_kv, 576] bf16, contiguous
+    kv          [total_kv, 576] bf16, contiguous, aligned to 16 bytes
     qo_indptr   [batch + 1] int32 or int64, and kv_indptr alike
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
@@ -145,9 +257,12 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     """
     total_q = q.shape[0]
     batch = qo_indptr.shape[0] - 1
+    q = aligned(q)
+    kv_latent, kv_rope = KV_TILES.of(kv)
     stage1[(total_q,)](
         q,
-        kv,
+        kv_latent,
+        kv_rope,
         out,
         lse,
         qo_indptr,
@@ -160,5 +275,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         q.stride(0),
         q.stride(1),
         num_warps=4,
-        num_stages=3,
+        launch_pdl=True,
     )

@@ -7,195 +7,322 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
     stage 1   one program per (query row)   ->  output and LSE of a query row
 
-Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
-LSE of a split are in base 2 (the score scale carries log2 e).
+Stage 1 folds tiles of 64 KV rows into a running softmax, everything transposed so that the 16 heads are the MMA's N:
+
+    S^T [rows, heads] = K [q_high | q_low]^T     fp8 wgmma, both operands in shared memory
+    P^T               = 2^(S^T - m)              f16, through shared memory
+    O^T [latent, heads] += V^T P^T               f16 mma_v2, V^T from registers
+
+q stays near bf16: each head's row is scaled to fp8's range by its own maximum, rounded (q_high), and the rounding
+error is a second fp8 number (q_low) in the other 16 columns of N = 32; K is read once for both. The products go to
+two accumulators, because fp8 wgmma keeps about 13 bits of a running sum: half the sum loses half as much.
+
+wgmma takes fp8 only K-major, which V^T is not, so V goes through registers: shared memory seen as int16 is pairs of
+neighbouring fp8 columns, `ldmatrix.trans` moves pairs as it moves f16, and one prmt and two cvt split a register into
+an f16 pair of even and one of odd columns. Hence two accumulators, of the even and of the odd latent columns, which
+interleave at the store.
+
+KV tiles come by TMA through a ring of 2 stages, each with its own mbarrier; a stage is refilled as soon as
+every warp is done with it (the barrier at the loop's end). 110 KB of shared memory:
+two programs share an SM and hide each other's latencies.
+
+TMA reads whole tiles, so a query row's last tile may hold rows of the next request; they are zeroed before use, because
+the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
+
+Symbols: m running maximum of the scores, l running sum of the weights; scores, m and the LSE of a split are in base 2
+(the score scale carries log2 e).
 """
 
 import torch
-import triton
-import triton.language as tl
 
-HEADS = tl.constexpr(16)
-LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = tl.constexpr(64)  # its last columns: key only
-WORD = tl.constexpr(2)  # fp8 columns read as one int16
-ROW = tl.constexpr(288)  # int16s of a KV row
-BLOCK_N = tl.constexpr(64)  # KV rows of a tile
-BLOCK_H = tl.constexpr(16)  # heads of a program
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    mma_v2,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_wait
+
+HEADS = gl.constexpr(16)
+LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
+ROPE = gl.constexpr(64)  # its last columns: key only
+BLOCK_N = gl.constexpr(64)  # KV rows of a tile
+BLOCK_H = gl.constexpr(16)  # heads of a program
+STAGES = gl.constexpr(2)  # tiles in the ring
+TILE_BYTES = gl.constexpr(36864)
+PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
+V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
+FP8_MAX = gl.constexpr(448.0)
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+# Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
+SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 32]))
+OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
+VALUES = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
+WEIGHTS = gl.constexpr(gl.DotOperandLayout(1, OUTPUT.value, 2))
+Q_LATENT = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+Q_ROPE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+HEAD_OF_SCORES = gl.constexpr(gl.SliceLayout(0, SCORES.value))
+HEAD_OF_OUTPUT = gl.constexpr(gl.SliceLayout(0, OUTPUT.value))
+HEAD_OF_Q_LATENT = gl.constexpr(gl.SliceLayout(1, Q_LATENT.value))
+HEAD_OF_Q_ROPE = gl.constexpr(gl.SliceLayout(1, Q_ROPE.value))
+
+# Shared memory. KV_LATENT and KV_ROPE are also the layouts of the host's TMA descriptors.
+KV_LATENT = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
+KV_ROPE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
+KV_PAIRS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))  # the bytes of KV_LATENT as int16
+Q_RAW = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+WEIGHTS_SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
 
 
-@triton.jit
+@gluon.jit
 def locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len):
     """First KV row (int64) and number of KV rows that query row `row` sees.
 
     They are `kv_visible[row]`, or without that all but those of the query rows after it (the causal mask of decode).
     `q_len` is a guess: the query rows of every request, if all have as many.
     """
-    request = tl.minimum(row // q_len, batch - 1)
-    q_begin = tl.load(qo_indptr + request)
-    q_end = tl.load(qo_indptr + request + 1)
-    kv_begin = tl.load(kv_indptr + request)
-    kv_end = tl.load(kv_indptr + request + 1)
+    request = gl.minimum(row // q_len, batch - 1)
+    q_begin = gl.load(qo_indptr + request)
+    q_end = gl.load(qo_indptr + request + 1)
+    kv_begin = gl.load(kv_indptr + request)
+    kv_end = gl.load(kv_indptr + request + 1)
     if (row < q_begin) | (row >= q_end):  # a wrong guess: find the last request that begins at or before the row
         low, high = 0, batch
         while high - low > 1:
             middle = (low + high) // 2
-            begins_later = tl.load(qo_indptr + middle) > row
-            low = tl.where(begins_later, low, middle)
-            high = tl.where(begins_later, middle, high)
-        q_begin = tl.load(qo_indptr + low)
-        q_end = tl.load(qo_indptr + low + 1)
-        kv_begin = tl.load(kv_indptr + low)
-        kv_end = tl.load(kv_indptr + low + 1)
+            begins_later = gl.load(qo_indptr + middle) > row
+            low = gl.where(begins_later, low, middle)
+            high = gl.where(begins_later, middle, high)
+        q_begin = gl.load(qo_indptr + low)
+        q_end = gl.load(qo_indptr + low + 1)
+        kv_begin = gl.load(kv_indptr + low)
+        kv_end = gl.load(kv_indptr + low + 1)
     visible = kv_end - kv_begin - (q_end - 1 - row)
     if kv_visible is not None:
-        visible = tl.minimum(kv_end - kv_begin, tl.load(kv_visible + row))
+        visible = gl.minimum(kv_end - kv_begin, gl.load(kv_visible + row))
     owned = (row >= q_begin) & (row < q_end)  # a row that belongs to no request sees nothing
-    return kv_begin.to(tl.int64), tl.where(owned, tl.maximum(visible, 0), 0).to(tl.int32)
+    return kv_begin.to(gl.int64), gl.where(owned, gl.maximum(visible, 0), 0).to(gl.int32)
 
 
-@triton.jit
-def reciprocal(x):
-    """1 / x to within 1 ulp, in one instruction."""
-    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+@gluon.jit
+def load_tile(kv_latent, kv_rope, latent, rope, full, row, wanted):
+    """Start the copy of BLOCK_N KV rows from `row` on into one stage; `full` completes when all bytes are there."""
+    mbarrier.expect(full, TILE_BYTES, pred=wanted)
+    tma.async_copy_global_to_shared(kv_latent, [row, 0], full, latent, pred=wanted)
+    tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
 
 
-@triton.jit
-def power_of_two(x):
-    """The largest power of two that is not above x: its exponent bits alone; 1 for 0."""
-    below = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    return tl.where(below > 0.0, below, 1.0)
-
-
-@triton.jit
-def even(pairs):
-    """Columns 2i of fp8 pairs, exactly, in f16."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, a; }",
-        "=r,r",
+@gluon.jit
+def split_pairs(pairs):
+    """int16 pairs of fp8 -> (even columns, odd columns) as f16. A register holds the pairs of two KV rows."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, 0, 0x3120; mov.b32 {a, b}, t;"
+        " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
+        "=r,=r,r",
         [pairs],
-        dtype=tl.float16,
+        dtype=(gl.float16, gl.float16),
         is_pure=True,
         pack=2,
     )
 
 
-@triton.jit
-def odd(pairs):
-    """Columns 2i + 1 of fp8 pairs, exactly, in f16."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, b; }",
-        "=r,r",
-        [pairs],
-        dtype=tl.float16,
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, latent, rope):
-    """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
-    dots = tl.dot(q_rope_even, tl.trans(even(rope)))
-    dots = tl.dot(q_rope_odd, tl.trans(odd(rope)), dots)
-    dots = tl.dot(q_latent_even, tl.trans(even(latent)), dots)
-    dots = tl.dot(q_latent_odd, tl.trans(odd(latent)), dots)
-    return dots
-
-
-@triton.jit
-def fold(scores, latent, m, l, acc_even, acc_odd):
-    """Take a tile into the running softmax."""
-    m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - m_new[:, None])
-    l = l * shrink + tl.sum(weights, 1)
-    weights = weights.to(tl.float16)
-    acc_even = tl.dot(weights, even(latent), acc_even * shrink[:, None])
-    acc_odd = tl.dot(weights, odd(latent), acc_odd * shrink[:, None])
-    return m_new, l, acc_even, acc_odd
-
-
-@triton.jit(do_not_specialize=["batch", "q_len"])
-def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh):
+@gluon.jit(do_not_specialize=["batch", "q_len"])
+def stage1(
+    q,
+    kv_latent,
+    kv_rope,
+    out,
+    lse,
+    qo_indptr,
+    kv_indptr,
+    kv_visible,
+    kv_scale,
+    sm_scale,
+    batch,
+    q_len,
+    stride_qt,
+    stride_qh,
+):
     """The output and LSE of BLOCK_H heads of one query row.
 
-    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
-    out [total_q, HEADS, LATENT]; lse [total_q, HEADS]. kv_visible and kv_scale may be None.
+    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
+    KV [total_kv, LATENT + ROPE]; out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
+    kv_visible and kv_scale may be None.
     """
-    program = tl.program_id(0)
+    latent_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, LATENT], KV_LATENT)
+    rope_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, ROPE], KV_ROPE)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    gdc_wait()  # nothing above touches global memory: it ran while the kernel before this one ended
+
+    program = gl.program_id(0)
     row = program
 
-    heads = tl.arange(0, BLOCK_H)
-    words = tl.arange(0, LATENT // WORD)
-    rope_words = tl.arange(0, ROPE // WORD)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
-    q_latent_even = tl.load(q_heads + 2 * words[None, :])
-    q_latent_odd = tl.load(q_heads + 2 * words[None, :] + 1)
-    q_rope_even = tl.load(q_heads + LATENT + 2 * rope_words[None, :])
-    q_rope_odd = tl.load(q_heads + LATENT + 2 * rope_words[None, :] + 1)
+    # q is on its way to shared memory while the request's ranges come and the ring starts to fill.
+    q_latent_raw = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, LATENT], Q_RAW)
+    q_rope_raw = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], Q_RAW)
+    q_row = q + row.to(gl.int64) * stride_qt
+    latent_head = gl.arange(0, BLOCK_H, HEAD_OF_Q_LATENT)
+    rope_head = gl.arange(0, BLOCK_H, HEAD_OF_Q_ROPE)
+    latent_from = q_row + latent_head[:, None] * stride_qh + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
+    rope_from = q_row + rope_head[:, None] * stride_qh + LATENT + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
+    async_copy.async_copy_global_to_shared(q_latent_raw, latent_from)
+    async_copy.async_copy_global_to_shared(q_rope_raw, rope_from)
+    async_copy.commit_group()
 
-    kv_begin, end = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-
-    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
-    score_scale = sm_scale * unit * LOG2E
-    # A head of q is scaled by a power of two, so that it neither overflows nor loses digits in f16.
-    q_max = tl.max(tl.abs(q_latent_even.to(tl.float32)), 1)
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_odd.to(tl.float32)), 1))
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope_even.to(tl.float32)), 1))
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope_odd.to(tl.float32)), 1))
-    q_unit = power_of_two(q_max)
-    q_latent_even = (q_latent_even.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_latent_odd = (q_latent_odd.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_rope_even = (q_rope_even.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_rope_odd = (q_rope_odd.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    score_scale = (q_unit * score_scale)[:, None]
-
-    m = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_H], tl.float32)
-    acc_even = tl.zeros([BLOCK_H, LATENT // WORD], tl.float32)
-    acc_odd = tl.zeros([BLOCK_H, LATENT // WORD], tl.float32)
-    n = tl.arange(0, BLOCK_N)
-    latent_at = n[:, None] * ROW + words[None, :]
-    rope_at = n[:, None] * ROW + LATENT // WORD + rope_words[None, :]
-    whole = end // BLOCK_N * BLOCK_N
-    for start in range(0, whole, BLOCK_N):
-        tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
-        kv_latent = tl.load(tile + latent_at, cache_modifier=".cg")
-        kv_rope = tl.load(tile + rope_at, cache_modifier=".cg")
-        scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
-        m, l, acc_even, acc_odd = fold(scores, kv_latent, m, l, acc_even, acc_odd)
-    if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
-        tile = kv + (kv_begin + whole) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0, cache_modifier=".cg")
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0, cache_modifier=".cg")
-        scores = tl.where(
-            here[None, :],
-            score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale,
-            float("-inf"),
+    kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
+    if kv_scale is None:
+        unit = 1.0
+    else:
+        unit = gl.load(kv_scale)
+    kv_row = kv_begin.to(gl.int32)  # TMA counts rows in 32 bits
+    rows = visible
+    tiles = gl.cdiv(rows, BLOCK_N)
+    for stage in gl.static_range(STAGES):
+        load_tile(
+            kv_latent,
+            kv_rope,
+            latent_ring.index(stage),
+            rope_ring.index(stage),
+            full.index(stage),
+            kv_row + stage * BLOCK_N,
+            stage < tiles,
         )
-        m, l, acc_even, acc_odd = fold(scores, kv_latent, m, l, acc_even, acc_odd)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (reciprocal(total) * unit)[:, None]
-    at = row.to(tl.int64) * HEADS + heads
-    columns = tl.interleave(acc_even * norm, acc_odd * norm)
-    tl.store(out + at[:, None] * LATENT + tl.arange(0, LATENT)[None, :], columns)
-    log_sum = m + tl.math.log2(l)
-    tl.store(lse + at, log_sum * LN2)
+    # q as fp8, high and low part, one scale a head.
+    async_copy.wait_group(0)
+    gl.thread_barrier()
+    q_latent = q_latent_raw.load(Q_LATENT).to(gl.float32)
+    q_rope = q_rope_raw.load(Q_ROPE).to(gl.float32)
+    q_max = gl.max(gl.abs(q_latent), 1)
+    q_max = gl.maximum(q_max, gl.convert_layout(gl.max(gl.abs(q_rope), 1), HEAD_OF_Q_LATENT))
+    q_max = gl.where(q_max > 0, q_max, 1.0)
+    to_fp8 = FP8_MAX / q_max
+    q_latent = q_latent * to_fp8[:, None]
+    q_rope = q_rope * gl.convert_layout(to_fp8, HEAD_OF_Q_ROPE)[:, None]
+    q_latent_high = q_latent.to(gl.float8e4nv)
+    q_rope_high = q_rope.to(gl.float8e4nv)
+    q_latent_low = (q_latent - q_latent_high.to(gl.float32)).to(gl.float8e4nv)
+    q_rope_low = (q_rope - q_rope_high.to(gl.float32)).to(gl.float8e4nv)
+    q_latent_shared = gl.allocate_shared_memory(gl.float8e4nv, [2 * BLOCK_H, LATENT], KV_LATENT)
+    q_rope_shared = gl.allocate_shared_memory(gl.float8e4nv, [2 * BLOCK_H, ROPE], KV_ROPE)
+    q_latent_shared.slice(0, BLOCK_H).store(q_latent_high)
+    q_rope_shared.slice(0, BLOCK_H).store(q_rope_high)
+    q_latent_shared.slice(BLOCK_H, BLOCK_H).store(q_latent_low)
+    q_rope_shared.slice(BLOCK_H, BLOCK_H).store(q_rope_low)
+    score_scale = gl.convert_layout(q_max * (sm_scale * unit * LOG2E / FP8_MAX), HEAD_OF_SCORES)
+    fence_async_shared()  # wgmma reads q through the async proxy
+    gl.thread_barrier()
+
+    pair_ring = latent_ring._reinterpret(gl.int16, [STAGES, BLOCK_N, PAIRS], KV_PAIRS)
+    weights_shared = gl.allocate_shared_memory(gl.float16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
+    no_scores = gl.zeros([BLOCK_N, 2 * BLOCK_H], gl.float32, SCORES_HIGH_LOW)
+    m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD_OF_SCORES)
+    l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, SCORES)  # one sum for each row of the tile: added up at the end
+    even = gl.zeros([PAIRS, BLOCK_H], gl.float32, OUTPUT)
+    odd = gl.zeros([PAIRS, BLOCK_H], gl.float32, OUTPUT)
+    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SCORES))
+    for tile in range(tiles):
+        stage = tile % STAGES
+        latent = latent_ring.index(stage)
+        rope = rope_ring.index(stage)
+        pairs = pair_ring.index(stage)
+        left = rows - tile * BLOCK_N  # rows from this tile on
+        mbarrier.wait(full.index(stage), tile // STAGES & 1)
+        if left < BLOCK_N:  # the last tile
+            for start in gl.static_range(0, BLOCK_N, V_ROWS):
+                inside = start + gl.arange(0, V_ROWS, gl.SliceLayout(1, TILE_ROWS)) < left
+                part = pairs.slice(start, V_ROWS)
+                part.store(gl.where(inside[:, None], part.load(TILE_ROWS), 0))
+            fence_async_shared()
+            gl.thread_barrier()
+
+        first_half = warpgroup_mma(
+            latent.slice(0, LATENT // 2, 1),
+            q_latent_shared.slice(0, LATENT // 2, 1).permute((1, 0)),
+            no_scores,
+            use_acc=False,
+            is_async=True,
+        )
+        scores = warpgroup_mma(
+            latent.slice(LATENT // 2, LATENT // 2, 1),
+            q_latent_shared.slice(LATENT // 2, LATENT // 2, 1).permute((1, 0)),
+            no_scores,
+            use_acc=False,
+            is_async=True,
+        )
+        scores = warpgroup_mma(rope, q_rope_shared.permute((1, 0)), scores, is_async=True)
+        first_half, scores = warpgroup_mma_wait(0, deps=[first_half, scores])
+        scores = first_half + scores
+        of_high, of_low = gl.split(scores.reshape([BLOCK_N, 2, BLOCK_H]).permute((0, 2, 1)))
+        scores = gl.convert_layout(of_high + of_low, SCORES) * score_scale[None, :]
+        scores = gl.where((n < left)[:, None], scores, float("-inf"))
+
+        m_new = gl.maximum(m, gl.max(scores, 0))
+        shrink = gl.exp2(m - m_new)
+        weights = gl.exp2(scores - m_new[None, :])
+        l = l * shrink[None, :] + weights
+        m = m_new
+        weights_shared.store(weights.to(gl.float16))
+        shrink = gl.convert_layout(shrink, HEAD_OF_OUTPUT)
+        even = even * shrink[None, :]
+        odd = odd * shrink[None, :]
+        for start in gl.static_range(0, BLOCK_N, V_ROWS):
+            p = weights_shared.slice(start, V_ROWS).load(WEIGHTS)
+            v_even, v_odd = split_pairs(pairs.slice(start, V_ROWS).permute((1, 0)).load(VALUES))
+            even = mma_v2(v_even, p, even)
+            odd = mma_v2(v_odd, p, odd)
+
+        gl.thread_barrier()  # every warp has read the stage and the weights
+        load_tile(
+            kv_latent,
+            kv_rope,
+            latent,
+            rope,
+            full.index(stage),
+            kv_row + (tile + STAGES) * BLOCK_N,
+            tile + STAGES < tiles,
+        )
+
+    total = gl.sum(l, 0)
+    log_sum = gl.where(total > 0, m + gl.log2(total), float("-inf"))
+    norm = gl.convert_layout(unit / gl.where(total > 0, total, 1.0), HEAD_OF_OUTPUT)  # nothing visible: out 0
+    even = even * norm[None, :]
+    odd = odd * norm[None, :]
+    pair = gl.arange(0, PAIRS, gl.SliceLayout(1, OUTPUT))
+    head = gl.arange(0, BLOCK_H, HEAD_OF_OUTPUT)
+    lse_head = gl.arange(0, BLOCK_H, HEAD_OF_SCORES)
+    # An even and an odd column are one 4-byte store.
+    columns = even.to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32)
+    columns = (odd.to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) << 16) | columns
+    at = row.to(gl.int64) * HEADS + head
+    target = out.to(gl.pointer_type(gl.int32)) + at[None, :] * PAIRS + pair[:, None]
+    gl.store(target, columns)
+    gl.store(lse + row.to(gl.int64) * HEADS + lse_head, log_sum * LN2)
 
 
-KV_DTYPE = torch.int16  # the rows' bytes, as stage 1 reads them
+KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
 def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
-    kv          [total_kv, 576] fp8_e4m3fn, contiguous
+    kv          [total_kv, 576] fp8_e4m3fn, contiguous, aligned to 16 bytes
     qo_indptr   [batch + 1] int32 or int64, and kv_indptr alike
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
@@ -204,9 +331,12 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     """
     total_q = q.shape[0]
     batch = qo_indptr.shape[0] - 1
+    q = aligned(q)
+    kv_latent, kv_rope = KV_TILES.of(kv)
     stage1[(total_q,)](
         q,
-        kv.view(KV_DTYPE),
+        kv_latent,
+        kv_rope,
         out,
         lse,
         qo_indptr,
@@ -219,5 +349,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         q.stride(0),
         q.stride(1),
         num_warps=4,
-        num_stages=3,
+        launch_pdl=True,
     )

@@ -11,7 +11,6 @@ Symbols: m running maximum of the scores, l running sum of the weights, acc unno
 LSE of a split are in base 2 (the score scale carries log2 e).
 """
 
-import torch
 import triton
 import triton.language as tl
 

@@ -18,6 +18,7 @@ from .calls import INDEX, Dispatcher
 from .launch import Launch
 
 ALIGN = 16  # bytes; a rank's part of the buffer is a multiple of them
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name, and the older one
 TILE = 8  # ranks whose partial outputs are merged at a time
 
 
@@ -191,7 +192,7 @@ class ContextParallel:
         if self.ranks == 1 or q.shape[0] == 0:
             return mla_decode(out=out, return_lse=return_lse)
         shape, dtype = self.dispatcher.result(q)
-        rows, heads, latent = shape
+        rows, heads, _ = shape
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=q.device)
         elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous() or out.device != q.device:
@@ -199,17 +200,39 @@ class ContextParallel:
             raise ValueError(f"out is {is_now}; it must be contiguous {dtype} of shape {shape} on {q.device}")
         lse = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
 
-        lse_at = rows * heads * latent * dtype.itemsize
-        end = lse_at + rows * heads * 4
-        parts = torch.empty((self.ranks, -(-end // ALIGN) * ALIGN), dtype=torch.uint8, device=q.device)
+        parts = self.parts(shape, dtype, q.device)
         mine = parts[self.rank]
+        lse_at, end = _ends(shape, dtype)
         mla_decode(
             out=mine[:lse_at].view(dtype).view(shape), lse=mine[lse_at:end].view(torch.float32).view(rows, heads)
         )
-        dist.all_gather_into_tensor(parts.view(-1), mine, group=self.group)
-        self._merge[(rows * heads,)](
-            parts.view(-1).view(dtype), parts.view(-1)[lse_at:].view(torch.float32), out, lse,
-            parts.shape[1] // ALIGN, latent, ALIGN // dtype.itemsize, self.ranks,
-            1 << (self.ranks - 1).bit_length(), min(TILE, 1 << (self.ranks - 1).bit_length()), num_warps=4,
-        )  # fmt: skip
+        self.exchange(parts)
+        self.combine(parts, out, lse)
         return (out, lse) if return_lse else out
+
+    def parts(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The buffer [ranks, bytes] uint8 for an output of this form: of each rank its out, then its LSE."""
+        size = -(-_ends(shape, dtype)[1] // ALIGN) * ALIGN
+        return torch.empty((self.ranks, size), dtype=torch.uint8, device=device)
+
+    def exchange(self, parts: torch.Tensor) -> None:
+        """Fill in the other ranks' parts of the buffer; this rank's own is sent from where it lies."""
+        _all_gather(parts.view(-1), parts[self.rank], group=self.group)
+
+    def combine(self, parts: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Merge all parts of the buffer into out and lse."""
+        rows, heads, latent = out.shape
+        lse_at, _ = _ends((rows, heads, latent), out.dtype)
+        flat = parts.view(-1)
+        padded = 1 << (self.ranks - 1).bit_length()
+        self._merge[(rows * heads,)](
+            flat.view(out.dtype), flat[lse_at:].view(torch.float32), out, lse, parts.shape[1] // ALIGN, latent,
+            ALIGN // out.dtype.itemsize, self.ranks, padded, min(TILE, padded), num_warps=4,
+        )  # fmt: skip
+
+
+def _ends(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[int, int]:
+    """Where the output ends in a rank's part, and the LSE behind it, in bytes."""
+    rows, heads, latent = shape
+    out = rows * heads * latent * dtype.itemsize
+    return out, out + rows * heads * 4

@@ -8,7 +8,7 @@ from ..errors import Loc
 from ..targets import Target
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "fp8_e4m3fnuz": 1}
-NAMES = ("family", "splits", "block_n", "block_h", "num_warps", "num_stages", "waves_per_eu")
+NAMES = ("family", "splits", "block_n", "block_h", "num_warps", "num_stages", "waves_per_eu", "column_blocks")
 Layer = tuple[Loc, str, Settings | None]
 
 
@@ -50,7 +50,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Request:
-    """One kernel to resolve. `options`: optimisations in force; `splits` None: given at run time."""
+    """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time."""
 
     target: Target
     heads: int
@@ -61,6 +61,7 @@ class Request:
     out: str
     options: tuple[str, ...]
     knobs: Knobs
+    splits: int | None = None
 
     @property
     def row(self) -> int:

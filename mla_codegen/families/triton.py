@@ -74,7 +74,16 @@ class Details:
 NAME = "triton"
 GLUON = False
 ALWAYS: frozenset[str] = frozenset()  # every optimisation is a choice here
-NEVER: dict[str, str] = {}
+NEVER = {"lazy_rescale": "tl.dot adds to sums that are rescaled at every tile"}
+KNOBS: frozenset[str] = frozenset()
+TUNABLE = {  # what `tune` may try; the plan says which combinations are legal
+    "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+    "block_n": (16, 32, 64, 128),
+    "block_h": (16, 32, 64),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1, 2, 3, 4),
+    "waves_per_eu": (0, 1, 2, 3, 4),
+}
 
 
 def refuse(request: Request) -> str | None:

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from .choice import Choice, General
+from .gluon import mismatch
 from .launch import Launch
 
 DTYPES = {
@@ -34,6 +35,7 @@ class Build:
         self.rope: int = tables.ROPE
         self.q: torch.dtype = DTYPES[tables.Q]
         self.out: torch.dtype = DTYPES[tables.OUT]
+        self.gluon: bool = tables.GLUON
         self.kv: tuple[str, ...] = tables.KV
         self.choices = {kv: Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv])) for kv in self.kv}
         self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
@@ -159,7 +161,9 @@ class Dispatcher:
 
     def result(self, q: torch.Tensor) -> tuple[tuple[int, int, int], torch.dtype]:
         """Shape and dtype of the output of a call with this q."""
-        build = self._build(q)
+        _, heads, row = q.shape
+        heads, row = int(heads), int(row)  # under torch.compile they may be symbols
+        build = self._serving.get((q.device, heads, row)) or self._find(q.device, heads, row)
         return (q.shape[0], build.heads, build.latent), build.out
 
     def _build(self, q: torch.Tensor) -> Build:
@@ -176,14 +180,18 @@ class Dispatcher:
         if target == "cpu" and not triton.knobs.runtime.interpret:
             raise ValueError("q is on the CPU: set TRITON_INTERPRET=1 before triton is imported, or move it to a GPU")
         fitting = [build for build in self.builds if build.heads == heads and build.latent + build.rope == row]
-        for build in fitting:
+        unfit = {str(build): why for build in fitting if build.gluon and (why := _gluon_unfit(target))}
+        candidates = [build for build in fitting if str(build) not in unfit]
+        for build in candidates:
             if build.target == target:
                 return build
-        for build in fitting:
+        for build in candidates:
             if build.target == "portable":
                 return build
-        if target == "cpu" and fitting:
-            return fitting[0]
+        if target == "cpu" and candidates:
+            return candidates[0]
+        if unfit:
+            raise ValueError("; ".join(f"{build}: {why}" for build, why in unfit.items()))
         built = "\n  ".join(str(build) for build in self.builds) or "nothing"
         raise ValueError(
             f"no kernel for {heads} heads and rows of {row} on {target}. Built:\n  {built}\n"
@@ -312,6 +320,16 @@ class Dispatcher:
                 raise TypeError(f"{name} is {tensor.dtype}; it must be int32 or int64")
         shapes = f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}"
         raise ValueError(f"{shapes}; both must be [batch + 1]")
+
+
+def _gluon_unfit(target: str) -> str | None:
+    """Why Gluon kernels cannot run here; None where they can."""
+    if target == "cpu":
+        return (
+            "its kernels are Gluon, which Triton's interpreter does not run: build a spec for `portable` beside it, or "
+            "check the kernels with `mla-codegen verify`, which emulates them"
+        )
+    return mismatch()
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -1,0 +1,181 @@
+"""The Hopper family: Gluon kernels for sm_90, fp8 (e4m3fn) and bf16 KV.
+
+Heads are the N of every product, KV rows or latent columns its M, so that 16 heads fill wgmma; KV tiles come by TMA
+through a ring of stages. The notes on each choice are in the rendered files' docstrings.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import Problem
+from ..runtime.splits import MAX_SPLITS
+from .request import BYTES, Request, Resources
+from .stages import POINTER, Stage, stage1, stage2
+
+NAME = "hopper"
+GLUON = True
+ALWAYS = frozenset({"exp2", "direct_out", "packed_fp8"})
+NEVER = {
+    "fast_rcp": "it divides once a head and split, after the loop",
+    "streaming_loads": "KV comes by TMA, which goes past L1",
+    "peeled_tail": "whole tiles and tails share one loop; what a tail needs stands behind a branch",
+    "fp8_mma": "q and the softmax weights keep 16 bits: q is multiplied as two fp8 numbers, the weights in f16",
+}
+KNOBS = frozenset({"column_blocks"})
+
+HEADS_OF_A_BLOCK = 16
+LATENTS = (128, 256, 512)
+ROPES = (32, 64, 128)
+WARPS_OF_TILE = {64: 4, 128: 8}  # each warp takes 16 KV rows of the scores
+SM_BYTES, RESERVED = 233472, 1024  # shared memory of an SM, and what each program takes beside its own
+V_ROWS = 16  # KV rows of V in registers at a time
+SLACK = 8  # lazy_rescale: weights reach 2^SLACK, far below f16's 65504
+PARTIALS_AT_ONCE = 4096  # fp32 numbers of partials that 4 warps of stage 2 hold; 8 warps beyond
+
+
+@dataclass(frozen=True)
+class Details:
+    """What the templates place beside the plan's record. Field names are what they say.
+
+    compute        element type of PV's products; gl_kv: the KV's as Gluon names it; torch_kv: as torch does
+    kind           folder of templates: fp8 or bf16
+    bits           of a KV element; swizzle_latent, swizzle_rope: bytes over which TMA swizzles each part
+    tile_bytes     of a KV tile
+    warp_bases     register bases over the warps, of the layout in which each thread holds every warp's maximum
+    early_rows     lazy_rescale: rows of V that are in registers before the scores are
+    shares_sm      two programs fit an SM
+    lse_bound      what `verify` lets LSE be off by, for scores of a few units: q as two fp8 numbers has 8 to 9 bits
+    merge_splits   splits that stage 2 loads, a power of two; masked_splits: some of them do not exist
+    """
+
+    compute: str
+    kind: str
+    gl_kv: str
+    torch_kv: str
+    bits: int
+    swizzle_latent: int
+    swizzle_rope: int
+    tile_bytes: int
+    shared_kb: int
+    shares_sm: bool
+    v_rows: int
+    lazy: bool
+    slack: int
+    early_rows: int
+    warp_bases: tuple[int, ...]
+    lse_bound: float
+    merge_splits: int
+    masked_splits: bool
+    column_blocks: int
+    columns: int
+    stage2_warps: int
+
+
+def refuse(request: Request) -> str | None:
+    """Why the family cannot serve, or None."""
+    if request.kv not in ("fp8_e4m3fn", "bf16"):
+        return f"its products are of fp8_e4m3fn and bf16 KV, not of {request.kv}"
+    if (request.q, request.out) != ("bf16", "bf16"):
+        return f"q and out are bf16 in it, not {request.q} and {request.out}"
+    if request.latent not in LATENTS or request.rope not in ROPES:
+        served = f"{', '.join(map(str, LATENTS))} and {', '.join(map(str, ROPES))}"
+        return f"it serves latent and rope ranks of {served}, not {request.latent} + {request.rope}"
+    for name, allowed in (("block_h", (HEADS_OF_A_BLOCK,)), ("block_n", (*WARPS_OF_TILE,))):
+        asked = request.knobs.resolved[name].value
+        if asked is not None and asked not in allowed:
+            return f"{name} is {' or '.join(map(str, allowed))} in it, not {asked}"
+    return None
+
+
+def resources(request: Request) -> Resources | list[Problem]:
+    """Tile and launch numbers, or what stands in their way."""
+    knobs, target = request.knobs, request.target
+    block_h = knobs.take("block_h", HEADS_OF_A_BLOCK)
+    block_n = knobs.take("block_n", 64)
+    num_warps = knobs.take("num_warps", WARPS_OF_TILE[block_n])
+    num_stages = knobs.take("num_stages", 2)
+    problems = []
+    if num_warps != WARPS_OF_TILE[block_n]:
+        what = f"num_warps {num_warps} for a tile of {block_n} rows: each warp takes 16 rows of the scores"
+        fix = f"num_warps: {WARPS_OF_TILE[block_n]}"
+        problems.append(Problem(knobs.loc("num_warps"), what, fix=fix))
+    need = shared_bytes(request, block_n, num_warps, num_stages)
+    if need > target.shared_bytes:
+        what = (
+            f"a ring of {num_stages} tiles of {block_n} {request.kv} rows needs {need:,} bytes of shared memory; "
+            f"{target.name} has {target.shared_bytes:,}"
+        )
+        fits = [n for n in range(1, num_stages) if shared_bytes(request, block_n, num_warps, n) <= target.shared_bytes]
+        problems.append(Problem(knobs.loc("num_stages"), what, fix=f"num_stages: {fits[-1]}" if fits else ""))
+    if problems:
+        return problems
+    resident = 2 if num_warps == 4 and 2 * (need + RESERVED) <= SM_BYTES else 1  # 8 warps take all registers
+    return Resources(block_n, block_h, num_warps, num_stages, None, need, resident)
+
+
+def shared_bytes(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
+    """Bytes of shared memory of stage 1: the ring and its barriers, q, weights and maxima.
+
+    fp8: q as it came (bf16) and as two fp8 numbers, which is as much again.
+    """
+    row_bytes = request.row * BYTES[request.kv]
+    q_bytes = HEADS_OF_A_BLOCK * request.row * (4 if request.is_fp8 else 2)
+    weights, maxima = block_n * HEADS_OF_A_BLOCK * 2, num_warps * HEADS_OF_A_BLOCK * 4
+    return num_stages * (block_n * row_bytes + 8) + q_bytes + weights + maxima
+
+
+def details(request: Request) -> Details:
+    """The rest of what the templates place."""
+    numbers = resources(request)
+    assert isinstance(numbers, Resources)
+    size = BYTES[request.kv]
+    merge_splits = 1 << ((request.splits or MAX_SPLITS) - 1).bit_length()
+    column_blocks = request.knobs.take("column_blocks", _column_blocks(merge_splits, request.latent))
+    columns = request.latent // column_blocks
+    lazy = "lazy_rescale" in request.options
+    return Details(
+        compute="fp16" if request.is_fp8 else "bf16",
+        kind="fp8" if request.is_fp8 else "bf16",
+        gl_kv="gl.float8e4nv" if request.is_fp8 else "gl.bfloat16",
+        torch_kv="torch.float8_e4m3fn" if request.is_fp8 else "torch.bfloat16",
+        bits=8 * size,
+        swizzle_latent=min(128, request.latent * size),
+        swizzle_rope=min(128, request.rope * size),
+        tile_bytes=numbers.block_n * request.row * size,
+        shared_kb=round(numbers.shared_bytes / 1024),
+        shares_sm=numbers.resident == 2,
+        v_rows=V_ROWS,
+        lazy=lazy,
+        slack=SLACK,
+        early_rows=numbers.block_n // 2,
+        warp_bases=tuple(1 << bit for bit in range(numbers.num_warps.bit_length() - 1)),
+        lse_bound=5e-3 if request.is_fp8 else 1e-3,
+        merge_splits=merge_splits,
+        masked_splits=request.splits != merge_splits,
+        column_blocks=column_blocks,
+        columns=columns,
+        stage2_warps=8 if merge_splits * columns > PARTIALS_AT_ONCE else 4,
+    )
+
+
+def stages(kernel: Any) -> list[Stage]:
+    """The kernels in the file of a `KernelPlan`."""
+    f, element = kernel.details, POINTER[kernel.kv].lstrip("*")
+    tiles = {
+        f"kv_{part}": f"tensordesc<{element}[{kernel.block_n}, {columns}],NVMMASharedLayout("
+        f"swizzle_byte_width={swizzle}, element_bitwidth={f.bits}, rank=2)>"
+        for part, columns, swizzle in (
+            ("latent", kernel.latent, f.swizzle_latent),
+            ("rope", kernel.rope, f.swizzle_rope),
+        )
+    }
+    first = stage1(kernel, tiles, turn_rows=kernel.block_n)
+    launched = {"num_warps": kernel.num_warps, "launch_pdl": True}
+    merge = {"num_warps": f.stage2_warps, "launch_pdl": True}
+    return [replace(first, options=launched), *(replace(stage, options=merge) for stage in stage2(kernel))]
+
+
+def _column_blocks(splits: int, latent: int) -> int:
+    """Programs that share a head's columns in stage 2: more of them hide the latency where there are many splits."""
+    wanted = max(1, min(8, splits // 8), splits // 32)
+    return min(wanted, latent // 16)

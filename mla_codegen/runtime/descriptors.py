@@ -1,0 +1,91 @@
+"""TMA descriptors of KV tensors, made once for each tensor and kept.
+
+A descriptor is 128 bytes that hold an address, a shape, strides and a tile; making one takes longer than launching a
+kernel. It holds no memory: the cache is keyed by address and number of rows, so that a tensor that comes to lie where a
+freed one lay, with as many rows, gets the descriptor that is right for it too.
+"""
+
+from typing import Any
+
+import torch
+
+from .gluon import mismatch
+
+if problem := mismatch():
+    raise ImportError(problem)
+
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # after the check of its release
+
+MOST = 1024  # descriptor pairs kept for each kernel; a server has one KV tensor a layer
+ALIGNMENT = 16  # bytes: of TMA's addresses, and of the copies that bring q
+
+
+class Address:
+    """What a descriptor needs of its tensor, without keeping the tensor."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.dtype = tensor.dtype
+        self.address = tensor.data_ptr()
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Tile(TensorDescriptor):
+    """A descriptor for tiles of some columns. `encoded`: what a launch hands to the driver, once it is known."""
+
+    encoded: tuple[Any, ...] | None = None
+
+
+class Tiles:
+    """The descriptors of one kernel: tiles of `rows` KV rows by each of `parts`, (columns, shared-memory layout)."""
+
+    def __init__(self, dtype: torch.dtype, rows: int, parts: tuple[tuple[int, Any], ...]):
+        self.dtype = dtype
+        self.rows = rows
+        self.parts = parts
+        self._cache: dict[tuple[int, int, int], tuple[Tile, ...]] = {}
+        self._nothing: dict[torch.device, torch.Tensor] = {}
+
+    def of(self, kv: torch.Tensor) -> tuple[Tile, ...]:
+        """One descriptor for each part of `kv` [total_kv, columns] or [total_kv, 1, columns], contiguous rows.
+
+        Raises ValueError if it does not begin at a multiple of 16 bytes.
+        """
+        key = (kv.data_ptr(), kv.shape[0], kv.get_device())
+        found = self._cache.get(key)
+        if found is None:
+            found = self._make(kv)
+            if kv.is_cuda:  # the emulator's memory is the tensor itself
+                if len(self._cache) >= MOST:
+                    self._cache.clear()
+                self._cache[key] = found
+        return found
+
+    def _make(self, kv: torch.Tensor) -> tuple[Tile, ...]:
+        if kv.data_ptr() % ALIGNMENT:
+            raise ValueError(
+                f"kv begins {kv.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, where TMA cannot read: "
+                "copy it, or let the pool begin where torch allocated it"
+            )
+        if not kv.shape[0]:  # nothing will be read, but a descriptor must have a row
+            kv = self._one_row(kv)
+        columns = kv.shape[-1]
+        memory = kv.view(self.dtype).view(-1, columns)
+        base = Address(memory) if kv.is_cuda else memory
+        shape, strides = [memory.shape[0], columns], [columns, 1]
+        return tuple(Tile(base, shape, strides, [self.rows, part], layout) for part, layout in self.parts)
+
+    def _one_row(self, kv: torch.Tensor) -> torch.Tensor:
+        row = self._nothing.get(kv.device)
+        if row is None:
+            row = torch.zeros((1, kv.shape[-1] * kv.element_size()), dtype=torch.uint8, device=kv.device)
+            self._nothing[kv.device] = row
+        return row.view(kv.dtype)
+
+
+def aligned(q: torch.Tensor) -> torch.Tensor:
+    """`q`, or a copy if its address or strides do not allow copies of 16 bytes."""
+    if q.data_ptr() % ALIGNMENT or q.stride(0) % ALIGNMENT or q.stride(1) % ALIGNMENT:  # in elements: Triton's unit
+        return q.clone(memory_format=torch.contiguous_format)
+    return q
