@@ -141,20 +141,25 @@ def _print_against(subjects: list[Subject], ours: list[Row], others: list[Row]) 
 
 
 def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
-    from ..isa.table import complaints
-
-    for text in complaints(rows):
-        report.out.print(text, markup=False, highlight=False, style="red", soft_wrap=True)
+    said: set[str] = set()
+    for row in rows:
+        texts = [str(one) for one in row.broken]
+        if row.failure is not None:
+            texts.append(f"{row.case.label}: {row.failure.reason}")
+            if row.failure.reason not in said:  # a fault of a template is in many kernels: its end once
+                texts += [f"    {line}" for line in row.failure.tail.splitlines()]
+            said.add(row.failure.reason)
+        for text in texts:
+            report.out.print(text, markup=False, highlight=False, style="red", soft_wrap=True)
     for plan in plans:
         if not any(plan.spec.limits.of(name) for name in plan.spec.dtypes.kv):
             report.out.print(f"{plan.spec_file} has no `limits:`; its kernels were only compiled", highlight=False)
     failed = sum(row.failure is not None for row in rows)
     broken = sum(len(row.broken) for row in rows)
-    versions = ", ".join(sorted({row.report.triton if row.report else row.failure.triton for row in rows}))  # type: ignore[union-attr]
-    parts = [f"{len(rows)} kernels, triton {versions}"]
-    parts.append(f"{failed} do not compile" if failed else "all compile")
+    versions = {one.triton for row in rows for one in (row.report, row.failure) if one}
+    parts = [f"{failed} do not compile" if failed else "all compile"]
     parts.append(f"{broken} limits broken" if broken else "no limit broken")
-    report.out.print(": ".join((parts[0], ", ".join(parts[1:]))), highlight=False)
+    report.out.print(f"{len(rows)} kernels, triton {', '.join(sorted(versions))}: {', '.join(parts)}", highlight=False)
 
 
 def _as_dict(subjects: list[Subject], rows: list[Row], calls: list[Call], others: list[Row]) -> dict[str, Any]:

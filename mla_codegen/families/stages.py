@@ -35,7 +35,8 @@ class Stage:
 
     @property
     def divisible(self) -> frozenset[str]:
-        return frozenset(self.signature) - self.unaligned
+        described = {name for name, kind in self.signature.items() if kind.startswith("tensordesc")}
+        return frozenset(self.signature) - self.unaligned - described
 
     @property
     def pointers(self) -> frozenset[str]:
