@@ -200,15 +200,15 @@ def stage1(
     acc = gl.zeros([LATENT, BLOCK_H], gl.float32, MMA)
     n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
     for tile in range(tiles):
-        stage = tile % STAGES
-        latent = latent_ring.index(stage)
-        rope = rope_ring.index(stage)
+        slot = tile % STAGES
+        latent = latent_ring.index(slot)
+        rope = rope_ring.index(slot)
         left = rows - tile * BLOCK_N  # rows from this tile on
-        mbarrier.wait(full.index(stage), tile // STAGES & 1)
+        mbarrier.wait(full.index(slot), tile // STAGES & 1)
         if left < BLOCK_N:  # the last tile
             for start in gl.static_range(0, BLOCK_N, ZEROED_ROWS):
                 inside = start + gl.arange(0, ZEROED_ROWS, gl.SliceLayout(1, TILE_ROWS)) < left
-                part = word_ring.index(stage).slice(start, ZEROED_ROWS)
+                part = word_ring.index(slot).slice(start, ZEROED_ROWS)
                 part.store(gl.where(inside[:, None], part.load(TILE_ROWS), 0))
             fence_async_shared()
             gl.thread_barrier()
@@ -236,7 +236,7 @@ def stage1(
             kv_rope,
             latent,
             rope,
-            full.index(stage),
+            full.index(slot),
             kv_row + (tile + STAGES) * BLOCK_N,
             tile + STAGES < tiles,
         )

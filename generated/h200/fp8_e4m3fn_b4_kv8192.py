@@ -24,7 +24,7 @@ an f16 pair of even and one of odd columns. Hence two accumulators, of the even 
 interleave at the store.
 
 KV tiles come by TMA through a ring of 2 stages, each with its own mbarrier; a stage is refilled as soon as
-every warp is done with it (the barrier at the loop's end). 110 KB of shared memory:
+every warp is done with it (the barrier at the loop's end). 92 KB of shared memory:
 two programs share an SM and hide each other's latencies.
 
 TMA reads whole tiles, so a split's last tile may hold rows of the next request; they are zeroed before use, because
@@ -248,12 +248,12 @@ def stage1(
     odd = gl.zeros([PAIRS, BLOCK_H], gl.float32, OUTPUT)
     n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SCORES))
     for tile in range(tiles):
-        stage = tile % STAGES
-        latent = latent_ring.index(stage)
-        rope = rope_ring.index(stage)
-        pairs = pair_ring.index(stage)
+        slot = tile % STAGES
+        latent = latent_ring.index(slot)
+        rope = rope_ring.index(slot)
+        pairs = pair_ring.index(slot)
         left = rows - tile * BLOCK_N  # rows from this tile on
-        mbarrier.wait(full.index(stage), tile // STAGES & 1)
+        mbarrier.wait(full.index(slot), tile // STAGES & 1)
         if left < BLOCK_N:  # the last tile
             for start in gl.static_range(0, BLOCK_N, V_ROWS):
                 inside = start + gl.arange(0, V_ROWS, gl.SliceLayout(1, TILE_ROWS)) < left
@@ -304,7 +304,7 @@ def stage1(
             kv_rope,
             latent,
             rope,
-            full.index(stage),
+            full.index(slot),
             kv_row + (tile + STAGES) * BLOCK_N,
             tile + STAGES < tiles,
         )

@@ -114,12 +114,12 @@ def resources(request: Request) -> Resources | list[Problem]:
 
 
 def shared_bytes(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
-    """Bytes of shared memory of stage 1: the ring and its barriers, q, weights and maxima.
+    """Bytes of shared memory of stage 1: the ring and its barriers, q, weights, and each warp's maxima.
 
-    fp8: q as it came (bf16) and as two fp8 numbers, which is as much again.
+    In fp8 kernels q as two fp8 numbers takes the place that it had as bf16.
     """
     row_bytes = request.row * BYTES[request.kv]
-    q_bytes = HEADS_OF_A_BLOCK * request.row * (4 if request.is_fp8 else 2)
+    q_bytes = HEADS_OF_A_BLOCK * request.row * 2
     weights, maxima = block_n * HEADS_OF_A_BLOCK * 2, num_warps * HEADS_OF_A_BLOCK * 4
     return num_stages * (block_n * row_bytes + 8) + q_bytes + weights + maxima
 
