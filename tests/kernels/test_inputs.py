@@ -1,4 +1,4 @@
-"""What a call may hand in: strided q, KV in other shapes and types, 64-bit indices, the caller's out; odd magnitudes."""
+"""What a call may hand in: strided q, KV in other shapes and types, 64-bit indices, its own out; odd magnitudes."""
 
 import math
 
