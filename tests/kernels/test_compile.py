@@ -1,4 +1,4 @@
-"""What the compiler makes of stage 1 for GPUs that are not here; and of which arguments it makes binaries of their own."""
+"""What the compiler makes of stage 1 for GPUs that are not here, and which arguments make binaries of their own."""
 
 import os
 import subprocess
