@@ -4,11 +4,13 @@
 
 First outputs and LSE against float64, in both placements, also from a CUDA graph whose lengths change between replays.
 Then the time of a step: all GPUs together against one GPU alone with all rows, and what the exchange and the merge take
-by themselves. A step finds its KV rows in memory, not in the L2 cache: steps go round over several copies. Without a
+by themselves: by an all-gather, or with --exchange peers through memory that the GPUs of one host share. The count of
+visible rows, which all layers of a step have in common, is timed apart. A step finds its KV rows in memory, not in the L2 cache: steps go round over several copies. Without a
 GPU it checks over gloo, in Triton's interpreter, and times nothing.
 """
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -41,14 +43,20 @@ class Bench:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device = torch.device("cuda", torch.cuda.current_device()) if CUDA else torch.device("cpu")
         self.dispatcher = importlib.import_module(f"{options.package}.dispatch").DISPATCHER
-        self.parallel = importlib.import_module(f"{options.package}.runtime.context_parallel").ContextParallel
         self.build = self.dispatcher._find(self.device, options.heads, options.row)
         self.timer = Timer(self.device, options.repeat_us)
         self.began = time.monotonic()
         self.found: dict[str, Any] = {
             "device": torch.cuda.get_device_name() if CUDA else "cpu", "ranks": self.ranks, "torch": torch.__version__,
-            "build": str(self.build), "checks": [], "steps": [], "exchange": [],
+            "build": str(self.build), "exchange_by": options.exchange, "checks": [], "steps": [], "exchange": [],
         }  # fmt: skip
+
+        runtime = importlib.import_module(f"{options.package}.runtime.context_parallel")
+        peers = None
+        if options.exchange == "peers":
+            form = (4 * max(options.batch), options.heads, self.build.latent, self.build.out)
+            peers = runtime.PeerMemory(*form, self.device)
+        self.parallel = functools.partial(runtime.ContextParallel, self.dispatcher, peers=peers)
 
     def say(self, text: str) -> None:
         if self.rank == 0:
@@ -67,7 +75,7 @@ class Bench:
     def check(self, lens: list[int], q_len: int, kv: str, placement: str, empty: bool) -> None:
         """One case against float64. `empty`: the last rank has no rows (contiguous placement)."""
         case = make_case(lens, q_lens=q_len, heads=self.options.heads, rope=self.options.row - 512, kv_dtype=kv)
-        parallel = self.parallel(self.dispatcher, placement=placement)
+        parallel = self.parallel(placement=placement)
         sharers = self.ranks - 1 if empty else self.ranks
         rows, counts, begins = [], [0], []
         for first, length in zip(case.kv_indptr.tolist(), lens, strict=False):
@@ -159,8 +167,9 @@ class Bench:
         dist.broadcast(q, 0)
         qo_indptr = torch.arange(batch + 1, device=self.device, dtype=torch.int32) * q_len
         kv_len = torch.full((batch,), rows, device=self.device, dtype=torch.int32)
-        parallel = self.parallel(self.dispatcher, placement=self.options.placement)
-        given: dict[str, Any] = {"sm_scale": self.options.row**-0.5, "kv_scale": scale}
+        parallel = self.parallel(placement=self.options.placement)
+        given: dict[str, Any] = {"sm_scale": self.options.row**-0.5, "kv_scale": scale, "return_lse": True}
+        visible = parallel.visible(qo_indptr, kv_len, len(q))
         row: dict[str, Any] = {"kv": kv, "batch": batch, "q_len": q_len, "rows": rows}
         for who, here in (("one", rows), ("all", len(parallel.rows(rows)))):
             indptr = torch.arange(batch + 1, device=self.device, dtype=torch.int32) * here
@@ -170,12 +179,12 @@ class Bench:
 
             def alone(copies=copies, indptr=indptr, here=here, rounds=rounds) -> Any:
                 return self.dispatcher.mla_decode(
-                    q, copies[next(rounds) % len(copies)], qo_indptr, indptr, max_kv_len=here, return_lse=True, **given
+                    q, copies[next(rounds) % len(copies)], qo_indptr, indptr, max_kv_len=here, **given
                 )
 
             def together(copies=copies, indptr=indptr, here=here, rounds=rounds) -> Any:
                 return parallel.decode(
-                    q, copies[next(rounds) % len(copies)], qo_indptr, indptr, kv_len, max_kv_len=here, return_lse=True,
+                    q, copies[next(rounds) % len(copies)], qo_indptr, indptr, kv_visible=visible, max_kv_len=here,
                     **given,
                 )  # fmt: skip
 
@@ -194,31 +203,30 @@ class Bench:
 
     def time_exchange(self, batch: int) -> None:
         """What the collective and the kernels around it take by themselves, back to back in a graph."""
-        parallel = self.parallel(self.dispatcher, placement=self.options.placement)
+        parallel = self.parallel(placement=self.options.placement)
         shape = (batch, self.options.heads, self.build.latent)
         parts = parallel.parts(shape, self.build.out, self.device)
         parts.zero_()
-        out = torch.empty(shape, dtype=self.build.out, device=self.device)
-        lse = torch.empty(shape[:2], device=self.device)
+        out, partial = (torch.zeros(shape, dtype=self.build.out, device=self.device) for _ in range(2))
+        lse, partial_lse = (torch.zeros(shape[:2], device=self.device) for _ in range(2))
         qo_indptr = torch.arange(batch + 1, device=self.device, dtype=torch.int32)
         kv_len = torch.full((batch,), 1000, device=self.device, dtype=torch.int32)
 
-        def both() -> None:
-            parallel.exchange(parts)
-            parallel.combine(parts, out, lse)
+        def exchange_and_merge() -> None:
+            if parallel.peers:
+                parallel.peers.merge(partial, partial_lse, out, lse)
+            else:
+                parallel.exchange(parts)
+                parallel.combine(parts, out, lse)
 
-        self.note(
-            "exchange",
-            {
-                "batch": batch,
-                "bytes_a_rank": parts.shape[1],
-                "exchange_us": self.timer.graph_us(lambda: parallel.exchange(parts), 50),
-                "merge_us": self.timer.graph_us(lambda: parallel.combine(parts, out, lse), 50),
-                "exchange_and_merge_us": self.timer.graph_us(both, 50),
-                "eager_exchange_and_merge_us": self.timer.eager_us(both, 50),
-                "visible_us": self.timer.graph_us(lambda: parallel.visible(qo_indptr, kv_len, batch), 50),
-            },
-        )
+        row = {"batch": batch, "bytes_a_rank": parts.shape[1]}
+        if not parallel.peers:
+            row["exchange_us"] = self.timer.graph_us(lambda: parallel.exchange(parts), 50)
+            row["merge_us"] = self.timer.graph_us(lambda: parallel.combine(parts, out, lse), 50)
+        row["exchange_and_merge_us"] = self.timer.graph_us(exchange_and_merge, 50)
+        row["eager_exchange_and_merge_us"] = self.timer.eager_us(exchange_and_merge, 50)
+        row["visible_us"] = self.timer.graph_us(lambda: parallel.visible(qo_indptr, kv_len, batch), 50)
+        self.note("exchange", row)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -243,6 +251,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[131072, 327600, 1048576], help="KV rows of a request")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--placement", choices=["contiguous", "round_robin"], default="round_robin")
+    parser.add_argument("--exchange", choices=["all_gather", "peers"], default="all_gather")
     parser.add_argument("--json", type=Path, help="file to write what was found to")
     parser.add_argument("--seconds", type=float, default=600, help="start no further measurement after so long")
     parser.add_argument("--repeat-us", type=float, default=20000, help="microseconds of one of the repeated timings")

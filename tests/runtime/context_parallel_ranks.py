@@ -17,6 +17,7 @@ import torch.distributed as dist
 from mla_codegen.reference import Case, make_case, poisoned_scratch, reference, relative_l2
 
 HEADS, LATENT, ROPE = 2, 64, 32
+MOST_ROWS = 7
 BOUND = 3e-3  # relative L2 of the output against float64
 LENS = [70, 0, 1, 35]
 
@@ -33,6 +34,7 @@ class Setting:
     kv: str = "bf16"
     shares: list[int] | None = None  # contiguous, uneven: in 1/8 of a request, by rank
     index: torch.dtype = torch.int32
+    peers: bool = False  # exchange through shared memory
 
 
 def settings(ranks: int) -> Iterator[Setting]:
@@ -46,6 +48,9 @@ def settings(ranks: int) -> Iterator[Setting]:
         yield Setting(f"{name}, no rows at all", [0], 1, placement, run)
     nothing_on_the_first = [0, 8] if ranks == 2 else [0, 5, 0, 3]
     yield Setting("a rank without rows", LENS, [1, 1, 1, 3], shares=nothing_on_the_first)
+    yield Setting("shared memory, ragged query rows", LENS, [3, 1, 2, 1], "round_robin", peers=True)
+    yield Setting("shared memory, other places", [66], 2, "contiguous", kv="fp8_e4m3fn", peers=True)
+    yield Setting("shared memory, a rank without rows", [1, 0], 1, peers=True)
     yield Setting("query rows older than a rank's rows", [5], 5)  # the first query rows see rank 0 alone
 
 
@@ -58,13 +63,28 @@ def run_rank(rank: int, ranks: int, folder: str, package: str, store: str, failu
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
         dispatcher = importlib.import_module(f"{package}.dispatch").DISPATCHER
         ContextParallel = importlib.import_module(f"{package}.runtime.context_parallel").ContextParallel
+        PeerMemory = importlib.import_module(f"{package}.runtime.peer_memory").PeerMemory
+        form = (MOST_ROWS, HEADS, LATENT, torch.bfloat16)
+        shared = share(f"{store}.peers", PeerMemory.size(*form, ranks)[0], rank, ranks)
+        peers = PeerMemory(*form, torch.device("cpu"), addresses=shared)
         for setting in settings(ranks):
-            parallel = ContextParallel(dispatcher, placement=setting.placement, run=setting.run)
+            parallel = ContextParallel(
+                dispatcher, placement=setting.placement, run=setting.run, peers=peers if setting.peers else None
+            )
             wrong += [f"{setting.name}: {what}" for what in check(parallel, setting)]
         dist.destroy_process_group()
     except Exception:
         wrong.append(traceback.format_exc())
     failures.put((rank, wrong))
+
+
+def share(path: str, size: int, rank: int, ranks: int) -> tuple[list[int], list[torch.Tensor]]:
+    """Every rank's buffer as a file that this process maps: (addresses, the mappings)."""
+    with open(f"{path}{rank}", "wb") as file:
+        file.truncate(size)
+    dist.barrier()
+    mapped = [torch.from_file(f"{path}{r}", shared=True, size=size, dtype=torch.uint8) for r in range(ranks)]
+    return [buffer.data_ptr() for buffer in mapped], mapped
 
 
 def check(parallel: Any, setting: Setting) -> Iterator[str]:
