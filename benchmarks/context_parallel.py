@@ -5,8 +5,9 @@
 First outputs and LSE against float64, in both placements, also from a CUDA graph whose lengths change between replays.
 Then the time of a step: all GPUs together against one GPU alone with all rows, and what the exchange and the merge take
 by themselves: by an all-gather, or with --exchange peers through memory that the GPUs of one host share. The count of
-visible rows, which all layers of a step have in common, is timed apart. A step finds its KV rows in memory, not in the L2 cache: steps go round over several copies. Without a
-GPU it checks over gloo, in Triton's interpreter, and times nothing.
+visible rows, which all layers of a step have in common, is timed apart. A step finds its KV rows in memory, not in the
+L2 cache: steps go round over several copies. Without a GPU it checks over gloo, in Triton's interpreter, and times
+nothing.
 """
 
 import argparse

@@ -24,9 +24,9 @@ def exchange_and_merge(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
 
-    buffers [RANKS] int64 holds the addresses, on this rank, of every rank's buffer, multiples of 16: rows [SLOTS,
-    RANKS, places, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, places] fp32, at `flags_at` flags [RANKS, places] int32.
-    `steps` [places] int32 is this rank's alone. ALL is RANKS rounded up to a power of two.
+    buffers [RANKS] int64 holds the addresses, on this rank, of every rank's buffer, multiples of 16: in it lie rows
+    [SLOTS, RANKS, places, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, places] fp32, at `flags_at` flags [RANKS,
+    places] int32. `steps` [places] int32 is this rank's alone. ALL is RANKS rounded up to a power of two.
     """
     at = tl.program_id(0).to(tl.int64)
     latent = tl.arange(0, LATENT)
