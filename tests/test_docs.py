@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 RUN = [ROOT / "README.md", ROOT / "docs" / "calls.md", ROOT / "docs" / "spec.md"]
 
 BLOCK = re.compile(r"^```(?P<kind>yaml|python|console)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
+FILES = re.compile(r"\d+(?= files written)")
 TABLE = re.compile(r"(?<=^<!-- table: )(?P<name>\w+) -->\n(?P<text>.*?)(?=^<!-- end -->$)", re.M | re.S)
 EXCERPT = re.compile(
     r'(?<=^<!-- excerpt: )(?P<file>\S+), from "(?P<start>.+)", (?P<lines>\d+) lines -->\n'
@@ -81,6 +82,8 @@ def test_examples_run_and_print_what_is_shown(page: Path, shell):
         commands = [line for line in block["text"].splitlines() if line.startswith("$ ")]
         assert commands, block["text"]
         shown = "".join(f"{command}\n{shell(command[2:])}" for command in commands)
+        if not RENEW and FILES.sub("", shown) == FILES.sub("", block["text"]):
+            continue  # how many files a build has is no claim of the page
         hold(page, f"```console\n{block['text']}```", f"```console\n{shown}```")
 
 
