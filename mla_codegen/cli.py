@@ -75,7 +75,8 @@ def build(
     kernels = sum(len(plan.kernels) for plan in plans)
     changes = f"{len(written)} files written" + (f", {len(removed)} removed" if removed else "")
     done = changes if written or removed else "up to date"
-    report.out.print(f"{kernels} kernels of {len(plans)} specs in {out}/: {done}")
+    of = plans[0].spec_file if len(plans) == 1 else f"{len(plans)} specs"
+    report.out.print(f"{kernels} kernels of {of} in {out}/: {done}", soft_wrap=True, highlight=False)
 
 
 @app.command()
