@@ -22,6 +22,8 @@ def draw(report: Report, path: Path) -> None:
         "font.size": 9,
         "text.color": INK,
         "axes.edgecolor": INK,
+        "axes.titlesize": 10,
+        "figure.titlesize": 12,
         "axes.labelcolor": INK,
         "xtick.color": INK,
         "ytick.color": INK,
@@ -54,14 +56,14 @@ def _bars(panel: Any, rows: list[Row], colors: dict[str, str], kind: str) -> Non
         errors = list(zip(*spreads, strict=True))
         bars = panel.bar(at, heights, width * 0.92, color=colors[name], label=name, yerr=errors, ecolor=INK)
         panel.bar_label(bars, [f"{height:.3g}" for height in heights], fontsize=6, padding=2)
-    panel.set_yscale("log")
     panel.margins(y=0.12)
     panel.set_xticks(range(len(rows)), [row.workload.shape for row in rows])
     panel.set_xlabel("requests x KV rows of each")
     panel.set_ylabel("µs")
     panel.set_title(f"{kind} KV: time of a call, median and quartiles", loc="left")
     _clean(panel)
-    panel.legend(frameon=False, fontsize=8, loc="upper left")
+    if names:
+        panel.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def _roofline(panel: Any, report: Report, colors: dict[str, str], kinds: list[str]) -> None:
@@ -70,8 +72,6 @@ def _roofline(panel: Any, report: Report, colors: dict[str, str], kinds: list[st
     low, high = min([*found, corner]) / 3, max([*found, corner]) * 3
     roof = [(x, min(x * report.read_tb_s, report.product_tflop_s)) for x in (low, corner, high)]
     panel.plot(*zip(*roof, strict=True), color=INK, linewidth=1.2)
-    named = f"read {report.read_tb_s:.2f} TB/s, bf16 product {report.product_tflop_s:.0f} TFLOP/s (measured)"
-    panel.annotate(named, roof[1], xytext=(-8, 6), textcoords="offset points", ha="right", fontsize=8)
     for name, color in colors.items():
         for kind, marker in zip(kinds, MARKERS, strict=False):
             points = [
@@ -83,12 +83,14 @@ def _roofline(panel: Any, report: Report, colors: dict[str, str], kinds: list[st
                 xs, ys = zip(*points, strict=True)
                 panel.scatter(xs, ys, 22, color=color, marker=marker, alpha=0.8, label=f"{name}, {kind}", linewidths=0)
     panel.set_xscale("log")
-    panel.set_yscale("log")
     panel.set_xlabel("FLOP for each byte of KV")
     panel.set_ylabel("TFLOP/s")
-    panel.set_title("Roofline, one point a shape", loc="left")
+    measured = f"read {report.read_tb_s:.2f} TB/s, bf16 product {report.product_tflop_s:.0f} TFLOP/s"
+    panel.set_title(f"Roofline, one point a shape; measured roof: {measured}", loc="left")
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     _clean(panel)
-    panel.legend(frameon=False, fontsize=8, loc="lower right")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def _timed(row: Row, name: str) -> Timing | None:
@@ -96,6 +98,12 @@ def _timed(row: Row, name: str) -> Timing | None:
 
 
 def _clean(panel: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    if panel.has_data():
+        panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", which="major", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)

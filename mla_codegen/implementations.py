@@ -31,8 +31,12 @@ class Implementation:
     bound: Callable[[Workload], float]
 
 
-def build(plan: Plan, folder: Path, package: str) -> str:
-    """Write the plan's build into `folder` as a package; its name."""
+def build(plan: Plan, folder: Path, name: str) -> str:
+    """Write the plan's build into `folder` as a package; what it is called: `name`, and the end of the folder's name.
+
+    So two builds of one process never have the same module names, of which Python would import the first twice.
+    """
+    package = f"{name}_{folder.name.rpartition('-')[2]}"
     publish(fresh_build([plan], folder / package), folder / package, {plan.name})
     return package
 

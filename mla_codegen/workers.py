@@ -131,4 +131,4 @@ def _serve(jobs: Connection) -> None:
 def first_line(error: BaseException) -> str:
     """An exception in one line that is never empty."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
