@@ -44,11 +44,11 @@ FNUZ = frozenset({"fp8_e4m3fnuz"})
 _ALL = (
     Target(
         "gfx942", "AMD Instinct MI300X", "amd", 65536, 304, xcds=8, fp8_mma=FNUZ, fp8_convert=FNUZ,
-        reciprocal=AMD_RCP, waves_per_eu=True,
+        reciprocal=AMD_RCP, waves_per_eu=True, families=("cdna3", "triton"),
     ),
     Target(
         "gfx950", "AMD Instinct MI355X", "amd", 163840, 256, xcds=8, fp8_mma=OCP, fp8_convert=OCP,
-        reciprocal=AMD_RCP, waves_per_eu=True,
+        reciprocal=AMD_RCP, waves_per_eu=True, families=("cdna4", "triton"),
     ),
     Target("sm_80", "NVIDIA A100", "nvidia", 166912, 108, reciprocal=NVIDIA_RCP),
     Target(

@@ -188,7 +188,8 @@ def emulated(folder: str, name: str) -> Any:
     runtime = {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
     module = emulate.load(f"{folder}/{spec}/{kernel}.py", name, package=runtime)
     # Merging kernels load partials that nobody wrote and drop them: scratch is NaN then, and not forbidden to be read.
-    module.torch.empty = lambda *args, **kwargs: torch.empty(*args, **kwargs)
+    if hasattr(module, "torch"):  # else it allocates nothing
+        module.torch.empty = lambda *args, **kwargs: torch.empty(*args, **kwargs)
     return module
 
 

@@ -8,28 +8,98 @@ Right for any number of requests of any lengths; fastest near the shape above.
     stage 1   one program per (query row, split)   ->  partial output and LSE of the split's rows
     stage 2   one program per (query row, head)   ->  out = sum over splits of partial * exp2(lse_split - lse)
 
-Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
-LSE of a split are in base 2 (the score scale carries log2 e).
+Stage 1 folds tiles of 64 KV rows into a running softmax, with 4 waves:
+
+    QK   S [16, 64]   the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
+    PV   O [16, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
+
+gfx942 multiplies e4m3fnuz, not the e4m3fn that the cache holds. The same byte is worth half in e4m3fnuz, so
+KV_UNIT = 2 goes into the scales, and byte 0x80 (-0 in e4m3fn, NaN in e4m3fnuz) is turned into 0 on its way into
+LDS, four bytes at a time.
+
+K is read from LDS as it lies: 16 neighbouring bytes a lane are the operands of two MMAs (k_width 16). V needs
+16 bytes from 16 different rows instead, and LDS has no transposing read here. Each lane therefore reads octets
+(8 neighbouring columns of one row) and turns blocks of 4 rows x 4 columns in registers, two v_perm_b32 a word.
+Octet c of V so yields columns 8 c + j, which the MMA gets as column 64 j + c; renaming registers undoes
+the order when O is stored.
+
+A tile is always 64 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
+repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile,
+peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
+its way into registers. 37 KB of LDS: one program a CU.
+
+Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
+score scale carries log2 e).
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna3
 
-HEADS = tl.constexpr(16)
-LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = tl.constexpr(64)  # its last columns: key only
-WORD = tl.constexpr(4)  # fp8 columns read as one int32
-ROW = tl.constexpr(144)  # int32s of a KV row
-SPLITS = tl.constexpr(16)
-BLOCK_N = tl.constexpr(64)  # KV rows of a tile
-BLOCK_H = tl.constexpr(16)  # heads of a program
-XCDS = tl.constexpr(8)
-KV_UNIT = tl.constexpr(2.0)  # what 1.0 of the decoded KV stands for
-Q_TOP = tl.constexpr(64)  # each head's largest |q| is scaled to Q_TOP .. 2 * Q_TOP before it is rounded to fp8
-WEIGHT_SHIFT = tl.constexpr(7)  # weights are scaled by 128 so that small ones survive fp8
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+HEADS = gl.constexpr(16)
+LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
+ROPE = gl.constexpr(64)  # its last columns: key only
+ROW = gl.constexpr(144)  # 32-bit words of a KV row
+SPLITS = gl.constexpr(16)
+BLOCK_N = gl.constexpr(64)  # KV rows of a tile
+BLOCK_H = gl.constexpr(16)  # heads of a program
+XCDS = gl.constexpr(8)
+FP8 = gl.constexpr(gl.float8e4b8)  # fp8_e4m3fnuz
+FP8_MAX = gl.constexpr(240.0)
+P_SHIFT = gl.constexpr(7.0)  # weights times 2^7 (< FP8_MAX): small ones stay clear of fp8's subnormals
+KV_UNIT = gl.constexpr(2.0)  # e4m3fn value / e4m3fnuz value of the same byte
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 32], True, [1, 4]))
+MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
+MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
+A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 16))
+B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 16))
+# Global loads: 16 bytes a lane.
+Q_LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [4, 1], [1, 0]))
+Q_ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0]))
+LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 4], [2, 32], [4, 1], [1, 0]))
+ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 4], [16, 4], [4, 1], [1, 0]))
+# LDS: 16-byte chunks exchanged so that 8 lanes reading 8 rows at one column touch all banks. The same bytes are seen as
+# words and as fp8 numbers.
+LATENT_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
+LATENT_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 1, 8, [1, 0]))
+ROPE_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+ROPE_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 2, 4, [1, 0]))
+Q_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 2, 4, [1, 0]))
+Q_FP8_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+Q_WORDS = gl.constexpr(gl.DotOperandLayout(0, MMA, 4))
+LATENT_OCTETS = gl.constexpr(gl.SwizzledSharedLayout(2, 1, 8, [1, 0]))
+# O once its columns are back in order: 32 neighbouring columns of one head a lane.
+OUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 8], [0, 16], [0, 1], [0, 2], [0, 4]],
+        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [0, 32], [0, 64]],
+        warp_bases=[[0, 128], [0, 256]],
+        block_bases=[],
+        shape=[16, 512],
+    )
+)
+OUT_ROW = gl.constexpr(gl.SliceLayout(1, OUT))
+OUT_COLUMN = gl.constexpr(gl.SliceLayout(0, OUT))
+# Partial row maxima: every lane reads all of its row's.
+MAXIMA_SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+MAXIMA = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8]],
+        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [0, 0], [0, 0]],
+        warp_bases=[[0, 0], [0, 0]],
+        block_bases=[],
+        shape=[16, 16],
+    )
+)
+
+# The same bytes of shared memory as numbers of another type: releases of Triton name it differently.
+view = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 
 
 @triton.jit
@@ -71,70 +141,131 @@ def remap(program):
     return xcd * (programs // XCDS) + tl.minimum(xcd, longer) + program // XCDS
 
 
-@triton.jit
-def reciprocal(x):
-    """1 / x to within 1 ulp, in one instruction."""
-    return tl.inline_asm_elementwise("v_rcp_f32_e32 $0, $1", "=v,v", [x], dtype=tl.float32, is_pure=True, pack=1)
+@gluon.jit
+def keep_query(x, columns: gl.constexpr):
+    """q in fp8 for the loop: in registers, as 32-bit words in the A operand's order.
 
-
-@triton.jit
-def power_of_two(x):
-    """The largest power of two that is not above x: its exponent bits alone; 1 for 0."""
-    below = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    return tl.where(below > 0.0, below, 1.0)
-
-
-@triton.jit
-def repair(words):
-    """-0 of e4m3fn (0x80) is NaN in e4m3fnuz: clear the sign of zero bytes, four at a time.
-
-    Adding 0x7F to the low seven bits of a byte carries into its top bit unless they are zero.
+    Words, because fp8 numbers that outlive a basic block may be kept one a register by the compiler.
     """
-    bits = words.to(tl.uint32, bitcast=True)
-    nonzero = ((bits & 0x7F7F7F7F) + 0x7F7F7F7F) & 0x80808080
-    return (bits & (nonzero | 0x7F7F7F7F)).to(tl.int32, bitcast=True)
+    memory = gl.allocate_shared_memory(FP8, [BLOCK_H, columns], Q_FP8, x)
+    return view(memory, gl.uint32, [BLOCK_H, columns // 4], Q_FP8_WORDS).load(Q_WORDS)
 
 
-@triton.jit
-def repair_bytes(x):
-    """The same for single bytes, as fp8_e4m3fnuz."""
-    nonzero = ((x & 0x7F) + 0x7F) & 0x80
-    return (x & (nonzero | 0x7F)).to(tl.float8e4b8, bitcast=True)
+@gluon.jit
+def query_operand(words, columns: gl.constexpr, operand: gl.constexpr):
+    """The A operand that `words` hold. Costs nothing: the bytes are where the MMA wants them."""
+    low = gl.join((words & 0xFF).to(gl.uint8), ((words >> 16) & 0xFF).to(gl.uint8))
+    high = gl.join(((words >> 8) & 0xFF).to(gl.uint8), (words >> 24).to(gl.uint8))
+    numbers = gl.reshape(gl.join(low, high), [BLOCK_H, columns])
+    return gl.convert_layout(numbers.to(FP8, bitcast=True), operand, assert_trivial=True)
 
 
-@triton.jit
-def column(words, J: tl.constexpr):
-    """Columns 4i + J of words of four fp8."""
-    return (words >> (8 * J)).to(tl.int8).to(tl.float8e4b8, bitcast=True)
+@gluon.jit
+def row_max(scores):
+    """Maximum of each row of S.
+
+    Every lane leaves the maximum of its 4 numbers in LDS and reads all of its row's: one exchange, instead of two
+    shuffles and one across the waves.
+    """
+    partial = gl.max(gl.reshape(scores, [BLOCK_H, BLOCK_N // 4, 4]), 2)
+    maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 4], MAXIMA_SHARED, partial)
+    return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
 
 
-@triton.jit
-def score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, latent, rope):
-    """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
-    dots = tl.dot(q_rope, tl.trans(repair_bytes(rope)))
-    dots = tl.dot(q_latent_0, tl.trans(column(repair(latent), 0)), dots)
-    dots = tl.dot(q_latent_1, tl.trans(column(repair(latent), 1)), dots)
-    dots = tl.dot(q_latent_2, tl.trans(column(repair(latent), 2)), dots)
-    dots = tl.dot(q_latent_3, tl.trans(column(repair(latent), 3)), dots)
-    return dots
+@gluon.jit
+def byte_select(high, low, selector: gl.constexpr):
+    """Four bytes picked from (high, low): selector byte 0..3 names a byte of `low`, 4..7 one of `high`."""
+    return gl.inline_asm_elementwise(
+        "v_perm_b32 $0, $1, $2, $3",
+        "=v,v,v,s",
+        [high, low, gl.full_like(high, selector)],
+        dtype=gl.uint32,
+        is_pure=True,
+        pack=1,
+    )
 
 
-@triton.jit
-def fold(scores, latent, m, l, acc_0, acc_1, acc_2, acc_3):
-    """Take a tile into the running softmax."""
-    m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - (m_new - WEIGHT_SHIFT)[:, None])
-    l = l * shrink + tl.sum(weights, 1)
-    weights = weights.to(tl.float8e4b8)
-    acc_0 = tl.dot(weights, column(repair(latent), 0), acc_0 * shrink[:, None])
-    acc_1 = tl.dot(weights, column(repair(latent), 1), acc_1 * shrink[:, None])
-    acc_2 = tl.dot(weights, column(repair(latent), 2), acc_2 * shrink[:, None])
-    acc_3 = tl.dot(weights, column(repair(latent), 3), acc_3 * shrink[:, None])
-    return m_new, l, acc_0, acc_1, acc_2, acc_3
+@gluon.jit
+def byte_average(x, y):
+    """(x + y) >> 1 of each of the four unsigned bytes."""
+    return gl.inline_asm_elementwise("v_lerp_u8 $0, $1, $2, 0", "=v,v,s", [x, y], dtype=gl.uint32, is_pure=True, pack=1)
 
 
-@triton.jit(do_not_specialize=["batch", "q_len"])
+@gluon.jit
+def without_minus_zero(x):
+    """Byte 0x80 becomes 0, in four bytes at once.
+
+    (x + 0x7f) >> 1 has its top bit set from x = 0x81 on: that is the sign of every byte but 0x80.
+    """
+    sign = byte_average(x, gl.full_like(x, 0x7F7F7F7F))
+    return (x & 0x7F7F7F7F) | (sign & 0x80808080)
+
+
+@gluon.jit
+def every_fourth_row(x):
+    """[64, c] -> four tensors [16, c]: rows 4 i, 4 i + 1, 4 i + 2 and 4 i + 3. Registers are renamed, nothing moves."""
+    x = gl.permute(gl.reshape(x, [BLOCK_N // 4, 2, 2, LATENT // 8]), [0, 3, 1, 2])
+    even, odd = gl.split(x)
+    row0, row2 = gl.split(even)
+    row1, row3 = gl.split(odd)
+    return row0, row1, row2, row3
+
+
+@gluon.jit
+def column_words(x):
+    """Words of four columns [64, c] -> four words [16, c], one a column; their bytes are four neighbouring rows."""
+    row0, row1, row2, row3 = every_fourth_row(x)
+    low01 = byte_select(row1, row0, 0x05010400)
+    high01 = byte_select(row1, row0, 0x07030602)
+    low23 = byte_select(row3, row2, 0x05010400)
+    high23 = byte_select(row3, row2, 0x07030602)
+    column0 = byte_select(low23, low01, 0x05040100)
+    column1 = byte_select(low23, low01, 0x07060302)
+    column2 = byte_select(high23, high01, 0x05040100)
+    column3 = byte_select(high23, high01, 0x07060302)
+    return column0, column1, column2, column3
+
+
+@gluon.jit
+def value_operand(latent):
+    """V as the PV operand [64, 512] from the tile in LDS; true column 8 c + j stands at 64 j + c."""
+    octets = view(latent, gl.uint64, [BLOCK_N, LATENT // 8], LATENT_OCTETS).load(B_OPERAND)
+    word0, word1, word2, word3 = column_words(octets.to(gl.uint32))
+    word4, word5, word6, word7 = column_words((octets >> 32).to(gl.uint32))
+    even = gl.join(gl.join(word0, word4), gl.join(word2, word6))
+    odd = gl.join(gl.join(word1, word5), gl.join(word3, word7))
+    words = gl.join(even, odd)  # [row / 4, c, j2, j1, j0], j = 4 j2 + 2 j1 + j0
+    low = gl.join((words & 0xFF).to(gl.uint8), ((words >> 16) & 0xFF).to(gl.uint8))
+    high = gl.join(((words >> 8) & 0xFF).to(gl.uint8), (words >> 24).to(gl.uint8))
+    numbers = gl.join(low, high)  # [row / 4, c, j2, j1, j0, i1, i0], row % 4 = 2 i1 + i0
+    numbers = gl.reshape(gl.permute(numbers, [0, 5, 6, 2, 3, 4, 1]), [BLOCK_N, LATENT])
+    return gl.convert_layout(numbers.to(FP8, bitcast=True), B_OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def score(q_latent, q_rope, latent, rope, score_scale):
+    """S [16, 64] of the tile in LDS, in units of log2."""
+    keys = view(latent, FP8, [BLOCK_N, LATENT], LATENT_FP8).permute([1, 0]).load(B_OPERAND)
+    rope_keys = view(rope, FP8, [BLOCK_N, ROPE], ROPE_FP8).permute([1, 0]).load(B_OPERAND)
+    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    scores = cdna3.mfma(query_operand(q_latent, LATENT, A_OPERAND), keys, scores)
+    scores = cdna3.mfma(query_operand(q_rope, ROPE, A_OPERAND), rope_keys, scores)
+    return scores * score_scale
+
+
+@gluon.jit
+def fold(scores, latent, m, weight_sums, acc):
+    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
+    m_new = gl.maximum(m, row_max(scores))
+    shrink = gl.exp2(m - m_new)
+    weights = gl.exp2(scores - (m_new - P_SHIFT)[:, None])
+    weight_sums = weight_sums * shrink[:, None] + weights
+    p = gl.convert_layout(weights.to(FP8), A_OPERAND)
+    acc = cdna3.mfma(p, value_operand(latent), acc * shrink[:, None])
+    return m_new, weight_sums, acc
+
+
+@gluon.jit(do_not_specialize=["batch", "q_len"])
 def stage1(
     q,
     kv,
@@ -152,85 +283,91 @@ def stage1(
 ):
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
-    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
+    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, LATENT + ROPE];
     partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS]. kv_visible and kv_scale may be None.
     """
-    program = remap(tl.program_id(0))
+    program = remap(gl.program_id(0))
     split = program % SPLITS
     row = program // SPLITS
-
-    heads = tl.arange(0, BLOCK_H)
-    words = tl.arange(0, LATENT // WORD)
-    rope = tl.arange(0, ROPE)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
-    q_latent_0 = tl.load(q_heads + 4 * words[None, :])
-    q_latent_1 = tl.load(q_heads + 4 * words[None, :] + 1)
-    q_latent_2 = tl.load(q_heads + 4 * words[None, :] + 2)
-    q_latent_3 = tl.load(q_heads + 4 * words[None, :] + 3)
-    q_rope = tl.load(q_heads + LATENT + rope[None, :])
-
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-    rows_per_split = tl.cdiv(tl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
-    begin = tl.minimum(split * rows_per_split, visible)
-    end = tl.minimum(begin + rows_per_split, visible)
+    rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
+    first = rows_per_split * split
+    last = gl.minimum(first + rows_per_split, visible)
+    partial += (row.to(gl.int64) * (HEADS * SPLITS) + split) * LATENT
+    partial_lse += row.to(gl.int64) * (HEADS * SPLITS) + split
+    if first >= last:  # a split without rows leaves its partial as it is
+        head = gl.arange(0, BLOCK_H, OUT_ROW)
+        nothing = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
+        gl.store(partial_lse + head * SPLITS, nothing)
+        return
 
-    unit = KV_UNIT if kv_scale is None else tl.load(kv_scale) * KV_UNIT
-    score_scale = sm_scale * unit * LOG2E
-    # A head of q is scaled by a power of two, so that it fills the range of fp8.
-    q_max = tl.max(tl.abs(q_latent_0.to(tl.float32)), 1)
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_1.to(tl.float32)), 1))
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_2.to(tl.float32)), 1))
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_3.to(tl.float32)), 1))
-    q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope.to(tl.float32)), 1))
-    q_unit = power_of_two(q_max) / Q_TOP
-    q_latent_0 = (q_latent_0.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_latent_1 = (q_latent_1.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_latent_2 = (q_latent_2.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_latent_3 = (q_latent_3.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_rope = (q_rope.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    score_scale = (q_unit * score_scale)[:, None]
+    # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
+    tile = kv.to(gl.pointer_type(gl.uint32), bitcast=True) + kv_begin * ROW
+    latent_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, LATENT_LOAD)), visible - 1)
+    latent_at = gl.arange(0, LATENT // 4, gl.SliceLayout(0, LATENT_LOAD))
+    latent_offsets = latent_row[:, None] * ROW + latent_at[None, :]
+    rope_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, ROPE_LOAD)), visible - 1)
+    rope_at = gl.arange(LATENT // 4, ROW, gl.SliceLayout(0, ROPE_LOAD))
+    rope_offsets = rope_row[:, None] * ROW + rope_at[None, :]
+    tile_row = gl.maximum(gl.minimum(first, last - BLOCK_N), 0)
+    next_latent = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets, cache=".cg")
+    next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
 
-    m = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_H], tl.float32)
-    acc_0 = tl.zeros([BLOCK_H, LATENT // WORD], tl.float32)
-    acc_1 = tl.zeros([BLOCK_H, LATENT // WORD], tl.float32)
-    acc_2 = tl.zeros([BLOCK_H, LATENT // WORD], tl.float32)
-    acc_3 = tl.zeros([BLOCK_H, LATENT // WORD], tl.float32)
-    n = tl.arange(0, BLOCK_N)
-    latent_at = n[:, None] * ROW + words[None, :]
-    rope_at = n[:, None] * (ROW * WORD) + rope[None, :]
-    whole = begin + (end - begin) // BLOCK_N * BLOCK_N
-    for start in range(begin, whole, BLOCK_N):
-        tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
-        kv_latent = tl.load(tile + latent_at, cache_modifier=".cg")
-        kv_rope = tl.load((tile + LATENT // WORD).to(tl.pointer_type(tl.uint8)) + rope_at, cache_modifier=".cg")
-        scores = score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, kv_latent, kv_rope) * score_scale
-        m, l, acc_0, acc_1, acc_2, acc_3 = fold(scores, kv_latent, m, l, acc_0, acc_1, acc_2, acc_3)
-    if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
-        tile = kv + (kv_begin + whole) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0, cache_modifier=".cg")
-        kv_rope = tl.load(
-            (tile + LATENT // WORD).to(tl.pointer_type(tl.uint8)) + rope_at,
-            mask=here[:, None],
-            other=0,
-            cache_modifier=".cg",
-        )
-        scores = tl.where(
-            here[None, :],
-            score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, kv_latent, kv_rope) * score_scale,
-            float("-inf"),
-        )
-        m, l, acc_0, acc_1, acc_2, acc_3 = fold(scores, kv_latent, m, l, acc_0, acc_1, acc_2, acc_3)
+    # q in fp8, each head scaled to fp8's range; what it was divided by goes into the scale of its scores.
+    q += row.to(gl.int64) * stride_qt
+    latent_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT_LOAD))
+    latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT_LOAD))
+    rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
+    rope_column = gl.arange(LATENT, LATENT + ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))
+    q_latent = gl.load(q + ((latent_head * stride_qh)[:, None] + latent_column[None, :]))
+    q_rope = gl.load(q + ((rope_head * stride_qh)[:, None] + rope_column[None, :]))
+    q_latent = q_latent.to(gl.float32)
+    q_rope = q_rope.to(gl.float32)
+    top = gl.convert_layout(gl.max(gl.abs(q_rope), 1), gl.SliceLayout(1, Q_LATENT_LOAD))
+    top = gl.maximum(gl.max(gl.abs(q_latent), 1), top)
+    top = gl.where(top > 1e-30, top, 1.0)  # a head of zeros stays zeros
+    to_fp8 = FP8_MAX / top
+    q_latent = q_latent * to_fp8[:, None]
+    q_rope = q_rope * gl.convert_layout(to_fp8, gl.SliceLayout(1, Q_ROPE_LOAD))[:, None]
+    q_latent = keep_query(q_latent.to(FP8), LATENT)
+    q_rope = keep_query(q_rope.to(FP8), ROPE)
+    unit = KV_UNIT
+    if kv_scale is not None:
+        unit = KV_UNIT * gl.load(kv_scale)
+    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * unit / FP8_MAX))[:, None]
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (reciprocal(total) * unit)[:, None]
-    at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
-    filled = begin < end  # a split without rows leaves its partial as it is
-    columns = tl.interleave(tl.interleave(acc_0 * norm, acc_2 * norm), tl.interleave(acc_1 * norm, acc_3 * norm))
-    tl.store(partial + at[:, None] * LATENT + tl.arange(0, LATENT)[None, :], columns, mask=filled)
-    log_sum = m - WEIGHT_SHIFT + tl.math.log2(l)
-    tl.store(partial_lse + at, log_sum)
+    latent = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, LATENT // 4], LATENT_WORDS)
+    rope = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, ROPE // 4], ROPE_WORDS)
+    m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
+    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
+    for start in range(first, last - BLOCK_N, BLOCK_N):
+        latent.store(without_minus_zero(next_latent))
+        rope.store(without_minus_zero(next_rope))
+        tile_row = gl.minimum(start + BLOCK_N, last - BLOCK_N)
+        next_latent = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets, cache=".cg")
+        next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
+        scores = score(q_latent, q_rope, latent, rope, score_scale)
+        m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+
+    # The last tile: masked where it repeats rows.
+    latent.store(without_minus_zero(next_latent))
+    rope.store(without_minus_zero(next_rope))
+    scores = score(q_latent, q_rope, latent, rope, score_scale)
+    kv_row = gl.maximum(last - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
+    is_new = (kv_row >= first + (last - 1 - first) // BLOCK_N * BLOCK_N) & (kv_row < last)
+    scores = gl.where(is_new[None, :], scores, float("-inf"))
+    m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+
+    weight_sum = gl.sum(weight_sums, 1)
+    acc = acc * (unit / weight_sum)[:, None]
+    acc = gl.reshape(gl.permute(gl.reshape(acc, [BLOCK_H, 8, LATENT // 8]), [0, 2, 1]), [BLOCK_H, LATENT])
+    acc = gl.convert_layout(acc, OUT, assert_trivial=True)
+    head = gl.arange(0, BLOCK_H, OUT_ROW)
+    column = gl.arange(0, LATENT, OUT_COLUMN)
+    log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
+    gl.store(partial + ((head * (SPLITS * LATENT))[:, None] + column[None, :]), acc)
+    gl.store(partial_lse + head * SPLITS, log_sum)
 
 
 @triton.jit
@@ -249,11 +386,8 @@ def stage2(partial, partial_lse, out, lse):
         partial + split[:, None] * LATENT + latent[None, :], mask=(parts > float("-inf"))[:, None], other=0.0
     )
     acc = tl.sum(columns * weights[:, None], 0)
-    tl.store(out + at * LATENT + latent, acc * reciprocal(tl.where(total == 0.0, 1.0, total)))
+    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
     tl.store(lse + at, (m + tl.math.log2(total)) * LN2)
-
-
-KV_DTYPE = torch.int32  # the rows' bytes, as stage 1 reads them
 
 
 def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
@@ -273,7 +407,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     partial_lse = torch.empty((total_q, HEADS.value, SPLITS.value), dtype=torch.float32, device=q.device)
     stage1[(total_q * SPLITS.value,)](
         q,
-        kv.view(KV_DTYPE),
+        kv,
         partial,
         partial_lse,
         qo_indptr,
@@ -286,7 +420,6 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         q.stride(0),
         q.stride(1),
         num_warps=4,
-        num_stages=2,
         waves_per_eu=2,
     )
     stage2[(total_q * HEADS.value,)](partial, partial_lse, out, lse, num_warps=4)

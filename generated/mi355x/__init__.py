@@ -9,7 +9,7 @@ LATENT = 512
 ROPE = 64
 Q = "bf16"
 OUT = "bf16"
-GLUON = False  # some of the kernels are Gluon: for a GPU, and one Triton release
+GLUON = True  # some of the kernels are Gluon: for a GPU, and one Triton release
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 
 # KV dtype -> query rows of a call -> KV rows of a request -> module
@@ -30,6 +30,6 @@ SHAPES = {
 
 # KV dtype -> module for one split, module for several, programs the device runs at once, rows of a tile, head blocks
 GENERAL = {
-    "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 512, 64, 1),
-    "bf16": ("bf16_any_direct", "bf16_any", 512, 32, 1),
+    "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 256, 128, 1),
+    "bf16": ("bf16_any_direct", "bf16_any", 512, 64, 1),
 }

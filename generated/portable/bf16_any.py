@@ -162,12 +162,12 @@ def stage2(partial, partial_lse, out, lse, splits):
     total = tl.sum(tl.math.exp2(parts - m), 0)
     acc = tl.zeros([LATENT], tl.float32)
     for first in range(0, splits, SPLIT_TILE):
-        split = first + tl.arange(0, SPLIT_TILE)
-        parts = tl.load(partial_lse + split, mask=split < splits, other=float("-inf"))
+        some = first + tl.arange(0, SPLIT_TILE)
+        some_parts = tl.load(partial_lse + some, mask=some < splits, other=float("-inf"))
         columns = tl.load(
-            partial + split[:, None] * LATENT + latent[None, :], mask=(parts > float("-inf"))[:, None], other=0.0
+            partial + some[:, None] * LATENT + latent[None, :], mask=(some_parts > float("-inf"))[:, None], other=0.0
         )
-        acc += tl.sum(columns * tl.math.exp2(parts - m)[:, None], 0)
+        acc += tl.sum(columns * tl.math.exp2(some_parts - m)[:, None], 0)
     tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
     tl.store(lse + at, (m + tl.math.log2(total)) * LN2)
 

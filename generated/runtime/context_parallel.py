@@ -2,11 +2,12 @@
 """Context parallel decode: the KV rows of each request lie on several ranks of a `torch.distributed` group.
 
 Every rank calls with the same queries and its own KV rows. Its decode writes (out, LSE) straight into its part of one
-buffer, a single all-gather fills in the others' parts, and one kernel merges them by LSE. All ranks get the same bits.
+buffer, a single all-gather fills in the others' parts, and one kernel merges them by LSE; with `PeerMemory` one kernel
+does both. All ranks get the same bits.
 Nothing waits for the device, and a step can be captured in a CUDA graph.
 """
 
-from functools import partial
+import functools
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ import triton.language as tl
 
 from .calls import INDEX, Dispatcher
 from .launch import Launch
+from .peer_memory import PeerMemory
 
 ALIGN = 16  # bytes; a rank's part of the buffer is a multiple of them
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name, and the older one
@@ -94,6 +96,7 @@ class ContextParallel:
                  c = ceil(kv_len / n), or what the calls' `kv_begin` says
                  "round_robin": row i lies on rank (i // run) % n
     run          neighbouring rows that round-robin placement keeps together, e.g. the rows of a page
+    peers        memory that the ranks share, for steps of few query rows; None: an all-gather, then a merge
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class ContextParallel:
         group: dist.ProcessGroup | None = None,
         placement: Literal["contiguous", "round_robin"] = "contiguous",
         run: int = 1,
+        peers: PeerMemory | None = None,
     ):
         if placement not in ("contiguous", "round_robin"):
             raise ValueError(f"placement is {placement!r}; it must be 'contiguous' or 'round_robin'")
@@ -109,6 +113,7 @@ class ContextParallel:
             raise ValueError(f"run is {run}; it must be at least 1, and 1 in contiguous placement")
         self.dispatcher = dispatcher
         self.group = group
+        self.peers = peers
         self.ranks = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.rank < 0:
@@ -185,7 +190,7 @@ class ContextParallel:
             if kv_len is None:
                 raise ValueError("give kv_len, the KV rows of each whole request, or kv_visible")
             kv_visible = self.visible(qo_indptr, kv_len, q.shape[0], kv_begin)
-        mla_decode = partial(
+        mla_decode = functools.partial(
             self.dispatcher.mla_decode, q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale,
             kv_visible=kv_visible, max_kv_len=max_kv_len,
         )  # fmt: skip
@@ -200,6 +205,11 @@ class ContextParallel:
             raise ValueError(f"out is {is_now}; it must be contiguous {dtype} of shape {shape} on {q.device}")
         lse = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
 
+        if self.peers is not None:
+            partial, partial_lse = torch.empty_like(out), torch.empty_like(lse)
+            mla_decode(out=partial, lse=partial_lse)
+            self.peers.merge(partial, partial_lse, out, lse)
+            return (out, lse) if return_lse else out
         parts = self.parts(shape, dtype, q.device)
         mine = parts[self.rank]
         lse_at, end = _ends(shape, dtype)

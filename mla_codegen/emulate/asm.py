@@ -241,3 +241,12 @@ def gather_amd_by_register(high: Array, low: Array, selector: Array) -> tuple[Ar
     for pick in np.unique(selector):
         out = np.where(selector == pick, perm_b32(high, low, int(pick) & 0xFFFFFFFF), out)
     return (out,)
+
+
+# --- averages of four bytes, rounded down ---
+
+
+@twin("v_lerp_u8 $0, $1, $2, 0")
+def average_bytes(x: Array, y: Array) -> tuple[Array, ...]:
+    bytes_x, bytes_y = (np.ascontiguousarray(word).view(np.uint8).astype(np.uint16) for word in (x, y))
+    return (((bytes_x + bytes_y) >> 1).astype(np.uint8).view(np.asarray(x).dtype),)

@@ -8,6 +8,6 @@ concern it alone), `refuse(request)`, `resources(request)`, `details(request)`, 
 
 from typing import Any
 
-from . import hopper, triton
+from . import cdna3, cdna4, hopper, triton
 
-FAMILIES: dict[str, Any] = {family.NAME: family for family in (hopper, triton)}
+FAMILIES: dict[str, Any] = {family.NAME: family for family in (cdna3, cdna4, hopper, triton)}

@@ -91,6 +91,13 @@ def test_v_perm_picks_bytes(selector: int) -> None:
     np.testing.assert_array_equal(by_register.view(np.uint8).reshape(-1, 4), got)
 
 
+def test_v_lerp_averages_bytes_downwards() -> None:
+    x, y = np.meshgrid(np.arange(256), np.arange(256))
+    words = [np.ascontiguousarray(z.astype(np.uint8)).view(np.uint32).reshape(-1) for z in (x, y)]
+    got = asm.run("v_lerp_u8 $0, $1, $2, 0", words)[0]
+    np.testing.assert_array_equal(got.view(np.uint8).reshape(256, 256), (x + y) // 2)
+
+
 def test_prmt_picks_bytes_and_signs() -> None:
     a, b = np.int32([0x33221100]), np.array([0x77665584], np.uint32).view(np.int32)
     assert asm.run(PRMT, [a, b])[0].view(np.uint32)[0] == 0x77553311

@@ -1,0 +1,138 @@
+# Copied by mla-codegen from mla_codegen/runtime/peer_memory.py. Do not edit: `mla-codegen build` writes it anew.
+"""Partial results exchanged and merged by one kernel, through memory that all ranks of a host can address.
+
+A collective and a merge cost more than the few kilobytes that they carry. Here each program writes its (query row,
+head) into every rank's buffer, sets a flag there, waits for the others' flags of the same place, and merges. The steps
+of a place are counted on the device, and results alternate between two slots, so that a CUDA graph may be replayed and
+no rank can overwrite what another still reads: to be two steps ahead of it, a rank must have seen its flag of the step
+between. Ranks must make the same calls in the same order, and calls on one PeerMemory must not overlap in time.
+"""
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from .launch import Launch
+
+SLOTS = tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["places", "rank", "lse_at", "flags_at"])
+def exchange_and_merge(  # type: ignore[no-untyped-def]
+    partial, partial_lse, out, lse, buffers, steps, places, rank, lse_at, flags_at,
+    LATENT: tl.constexpr, RANKS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
+
+    buffers [RANKS] int64 holds the addresses, on this rank, of every rank's buffer, multiples of 16: in it lie rows
+    [SLOTS, RANKS, places, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, places] fp32, at `flags_at` flags [RANKS,
+    places] int32. `steps` [places] int32 is this rank's alone. ALL is RANKS rounded up to a power of two.
+    """
+    at = tl.program_id(0).to(tl.int64)
+    latent = tl.arange(0, LATENT)
+    kind = tl.pointer_type(partial.dtype.element_ty)
+    step = tl.load(steps + at) + 1
+    slot = (step % SLOTS).to(tl.int64) * RANKS * places
+    row = tl.load(partial + at * LATENT + latent)
+    row_lse = tl.load(partial_lse + at)
+    mine = rank.to(tl.int64) * places + at
+    for ahead in range(RANKS):  # the next rank first: not all at one
+        there = tl.load(buffers + (rank + ahead) % RANKS)
+        tl.store(tl.multiple_of(there.to(kind), 16) + (slot + mine) * LATENT + latent, row)
+        tl.store((there + lse_at).to(tl.pointer_type(tl.float32)) + slot + mine, row_lse)
+    tl.debug_barrier()  # all threads' stores come before the flags, and their loads of the step before its change
+    tl.store(steps + at, step)
+    for ahead in range(RANKS):
+        there = tl.load(buffers + (rank + ahead) % RANKS)
+        tl.atomic_xchg((there + flags_at).to(tl.pointer_type(tl.int32)) + mine, step, sem="release", scope="sys")
+    here = tl.load(buffers + rank)
+    flags = (here + flags_at).to(tl.pointer_type(tl.int32)) + at
+    for other in range(RANKS):
+        while tl.atomic_add(flags + other * places, 0, sem="acquire", scope="sys") - step < 0:  # it may be a step ahead
+            pass
+    tl.debug_barrier()
+    ranks = tl.arange(0, ALL)
+    place = slot + ranks.to(tl.int64) * places + at
+    parts = tl.load(
+        (here + lse_at).to(tl.pointer_type(tl.float32)) + place,
+        mask=ranks < RANKS, other=float("-inf"), cache_modifier=".cg",
+    )  # fmt: skip
+    m = tl.max(parts, 0)
+    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible on any rank: every weight 0, not NaN
+    weights = tl.exp(parts - m)
+    total = tl.sum(weights, 0)
+    rows = tl.load(
+        tl.multiple_of(here.to(kind), 16) + place[:, None] * LATENT + latent[None, :],
+        mask=(parts > float("-inf"))[:, None], other=0.0, cache_modifier=".cg",
+    )  # fmt: skip
+    acc = tl.sum(rows.to(tl.float32) * weights[:, None], 0)
+    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
+    tl.store(lse + at, m + tl.log(total))
+
+
+class PeerMemory:
+    """A buffer on every rank of a group, for steps of up to `max_rows` query rows. Making it is a collective call.
+
+    max_rows, heads, latent, dtype   of the largest output [max_rows, heads, latent]
+    group        a `torch.distributed` group whose GPUs can address each other's memory (NVLink, one host)
+    addresses    the buffers' addresses [ranks] on this rank and what keeps them alive, where they come from elsewhere
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        heads: int,
+        latent: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        addresses: tuple[list[int], object] | None = None,
+    ):
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.form = (heads, latent, dtype)
+        self.places = max_rows * heads
+        _, self.lse_at, self.flags_at = self.size(max_rows, heads, latent, dtype, self.ranks)
+        if addresses is None:
+            addresses = self._share(self.size(max_rows, heads, latent, dtype, self.ranks)[0], device)
+        found, self._memory = addresses
+        self.buffers = torch.tensor(found, dtype=torch.int64, device=device)
+        self.steps = torch.zeros(self.places, dtype=torch.int32, device=device)
+        kernel = exchange_and_merge
+        self._kernel = Launch(kernel) if isinstance(kernel, triton.JITFunction) else kernel
+
+    @staticmethod
+    def size(max_rows: int, heads: int, latent: int, dtype: torch.dtype, ranks: int) -> tuple[int, int, int]:
+        """(bytes of a rank's buffer, where the LSE begin, where the flags begin). The buffer must begin as zeros."""
+        places = max_rows * heads * ranks
+        lse_at = 2 * places * latent * dtype.itemsize
+        flags_at = lse_at + 2 * places * 4
+        return flags_at + places * 4, lse_at, flags_at
+
+    def _share(self, size: int, device: torch.device) -> tuple[list[int], object]:
+        from torch.distributed import _symmetric_memory
+
+        memory = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+        memory.zero_()
+        torch.cuda.synchronize(device)
+        group = self.group if self.group is not None else dist.distributed_c10d._get_default_group()
+        handle = _symmetric_memory.rendezvous(memory, group=group)
+        addresses = list(handle.buffer_ptrs)
+        if addresses[self.rank] != memory.data_ptr():
+            raise RuntimeError("the memory that torch shared does not begin at its tensor: use the all-gather instead")
+        dist.barrier(self.group)  # every buffer is zeroed and mapped before anyone writes
+        return addresses, (memory, handle)
+
+    def merge(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Merge all ranks' partial [rows, heads, latent] and LSE [rows, heads] into out and lse."""
+        rows, heads, latent = partial.shape
+        if (heads, latent, partial.dtype) != self.form or rows * heads > self.places:
+            raise ValueError(
+                f"the output is {partial.dtype} {tuple(partial.shape)}; this memory was made for {self.form[2]} "
+                f"[{self.places // self.form[0]}, {self.form[0]}, {self.form[1]}] at most"
+            )
+        self._kernel[(rows * heads,)](
+            partial, partial_lse, out, lse, self.buffers, self.steps, self.places, self.rank, self.lse_at,
+            self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), num_warps=4,
+        )  # fmt: skip
