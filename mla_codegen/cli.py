@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import __version__, report
+from . import __version__, report, write
 from .commands.bench import bench
 from .commands.common import Json, Out, Spec, Specs, fail, load_plans
 from .commands.inspect import inspect
@@ -16,7 +16,7 @@ from .commands.tune import tune
 from .errors import UnknownName
 from .plan import KernelPlan
 from .render import RenderError
-from .write import BuildError, find_drift, fresh_build, publish
+from .write import BuildError, find_drift, fresh_build
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,8 +65,7 @@ def build(
     """
     plans = load_plans(specs, out)
     try:
-        files = fresh_build(plans, out)
-        written, removed = publish(files, out, {plan.name for plan in plans}, force=force)
+        files, written, removed = write.build(plans, out, force=force)
     except BuildError as error:
         fail(str(error), 2)
     if as_json:

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -46,8 +48,8 @@ def spec_name(spec: Path, out: Path) -> str:
 
 def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
     """All files that `out` should hold after building `plans`, builds of other specs that it has already included."""
-    manifest = read_manifest(out)
-    builds = dict(manifest.get("builds", {}))
+    built = read_manifest(out).get("builds", {})
+    builds = {name: build for name, build in built.items() if (out / name / "__init__.py").exists()}
     files: dict[str, str] = {}
     texts = render_kernels([kernel for plan in plans for kernel in plan.kernels])
     for plan in plans:
@@ -96,7 +98,8 @@ def _refuse_twins(builds: dict[str, dict]) -> None:
             target, heads, row = key
             raise BuildError(
                 f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, rows of {row}\n"
-                "  fix: put their shapes into one spec, or build them into different folders (--out)"
+                "  fix: put their shapes into one spec, build them into different folders (--out), or, if one of the\n"
+                "  specs is gone, remove its folder of kernels and build again"
             )
         seen[key] = name
 
@@ -123,13 +126,16 @@ def listed(manifest: dict, names: set[str] | None = None) -> dict[str, str]:
 
 def find_drift(files: dict[str, str], out: Path, names: set[str]) -> list[Drift]:
     """How `out` differs from the fresh build `files` of the specs `names`."""
-    old = listed(read_manifest(out), names)
+    manifest = read_manifest(out)
+    old = listed(manifest, names)
+    interrupted = manifest.get("publishing", {})
     drifts = []
     for path, text in sorted(files.items()):
         have = _read(out / path)
         if have == text:
             continue
-        by_hand = path in old and have is not None and _sha(have) != old[path]
+        ours = (old.get(path), interrupted.get(path))
+        by_hand = path in old and have is not None and _sha(have) not in ours
         kind = "missing" if have is None else "edited" if by_hand else "changed"
         drifts.append(Drift(kind, path, _diff(path, have or "", text)))
     for path in sorted(set(old) - set(files)):
@@ -138,15 +144,28 @@ def find_drift(files: dict[str, str], out: Path, names: set[str]) -> list[Drift]
     return drifts
 
 
-def publish(files: dict[str, str], out: Path, names: set[str], *, force: bool = False) -> tuple[list[str], list[str]]:
-    """Write what differs, remove our orphans; (written, removed). The manifest comes last.
+def build(plans: list[Plan], out: Path, *, force: bool = False) -> tuple[dict[str, str], list[str], list[str]]:
+    """Build `plans` into `out`: (all files, written, removed). One build at a time: others wait.
 
-    Raises BuildError if a file of ours was edited by hand, unless `force`.
+    Raises BuildError if a file of ours was edited by hand, unless `force`, or if `out` cannot be written.
     """
+    with _lock(out):
+        files = fresh_build(plans, out)
+        return files, *_publish(files, out, {plan.name for plan in plans}, force)
+
+
+def publish(files: dict[str, str], out: Path, names: set[str], *, force: bool = False) -> tuple[list[str], list[str]]:
+    """Write those of `files`, a fresh build of the specs `names`, that differ, and remove our orphans."""
+    with _lock(out):
+        return _publish(files, out, names, force)
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with FileLock(out.parent / f".{out.name}.lock"):
-            return _publish(files, out, names, force)
+            yield
     except OSError as error:
         raise BuildError(f"cannot write to {out}: {error.strerror or error}") from error
 
@@ -161,8 +180,13 @@ def _publish(files: dict[str, str], out: Path, names: set[str], force: bool) -> 
         )
     written = [drift.path for drift in drifts if drift.kind != "orphaned"]
     removed = [drift.path for drift in drifts if drift.kind == "orphaned"]
+    if written and (out / MANIFEST).exists():  # so that a build after an interrupted one knows the files for ours
+        intent = {**read_manifest(out), "publishing": {path: _sha(files[path]) for path in written}}
+        _write(out / MANIFEST, json.dumps(intent, indent=2) + "\n")
     for path in sorted(written, key=lambda path: path == MANIFEST):
         _write(out / path, files[path])
+    if written and MANIFEST not in written:
+        _write(out / MANIFEST, files[MANIFEST])
     for path in removed:
         (out / path).unlink()
         if not any((out / path).parent.iterdir()):

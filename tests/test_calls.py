@@ -191,6 +191,13 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "indptr device": ({"kv_indptr": torch.zeros(5, dtype=INT, device="meta")}, ValueError, "kv_indptr is on meta"),
     "indptr dtype": ({"qo_indptr": torch.zeros(5)}, TypeError, "qo_indptr is torch.float32; it must be int32 or int64"),
     "indptr lengths": ({"kv_indptr": torch.zeros(4, dtype=INT)}, ValueError, r"kv_indptr \(4,\); both must be"),
+    "indptr strides": ({"qo_indptr": torch.zeros(10, dtype=INT)[::2]}, ValueError, "qo_indptr has strides"),
+    "indptr dimensions": (
+        {"qo_indptr": torch.zeros(5, 1, dtype=INT), "kv_indptr": torch.zeros(5, 1, dtype=INT)},
+        ValueError,
+        r"both must be \[batch",
+    ),
+    "kv heads": ({"kv": torch.zeros(64, 2, 576, dtype=BF16)}, ValueError, r"it must be \[total_kv, 576\]"),
     "kv_scale number": ({"kv_scale": 0.5}, TypeError, "kv_scale is 0.5; it must be a tensor of one element on cpu"),
     "kv_scale size": ({"kv_scale": torch.zeros(2)}, ValueError, "must have one element"),
     "out shape": ({"out": torch.zeros(4, 16, 576, dtype=BF16)}, ValueError, r"out is .*shape \(4, 16, 512\)"),

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -140,9 +141,10 @@ def test_the_manifest_names_hashes_and_versions_and_no_place_or_time(out: Path) 
     assert time.strftime("%Y-%m-%d") not in text
 
 
+@pytest.mark.parametrize("then", ["same", "back"])
 @pytest.mark.parametrize("writes", [0, 1, 5])
 def test_a_crash_leaves_whole_files_and_the_next_build_repairs(
-    out: Path, fewer: Plan, monkeypatch: pytest.MonkeyPatch, writes: int
+    out: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, writes: int, then: str
 ) -> None:
     changed = plan_of(spec_of(shapes=SHAPES[:1], defaults={"block_n": 16, "optimizations": ["packed_fp8"]}))
     before, wanted = tree(out), fresh_build([changed], out)
@@ -159,11 +161,23 @@ def test_a_crash_leaves_whole_files_and_the_next_build_repairs(
         build([changed], out)
     left = tree(out)
     assert set(left) == set(before)  # no temporary file stays
+    manifest = json.loads(left.pop("manifest.json"))
     assert all(text in (before[path], wanted.get(path)) for path, text in left.items())
-    assert left["manifest.json"] == before["manifest.json"]
+    assert manifest.pop("publishing", {}).keys() <= wanted.keys()  # what the crashed build was about to write
+    assert manifest == json.loads(before["manifest.json"])
     monkeypatch.undo()
-    build([changed], out)
-    assert tree(out) == wanted
+    build([changed if then == "same" else plan], out)
+    assert tree(out) == (wanted if then == "same" else before)
+
+
+def test_a_build_whose_folder_was_removed_is_forgotten(out: Path, plan: Plan) -> None:
+    renamed = plan_of(spec_of(), "renamed.yaml")
+    with pytest.raises(BuildError, match="both serve"):
+        build([renamed], out)
+    shutil.rmtree(out / "small")
+    build([renamed], out)
+    assert "from . import renamed\n" in (out / "dispatch.py").read_text()
+    assert set(json.loads((out / "manifest.json").read_text())["builds"]) == {"renamed"}
 
 
 def _hold(lock: str, held: Event, seconds: float) -> None:

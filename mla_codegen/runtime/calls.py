@@ -216,7 +216,7 @@ class Dispatcher:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         total_q, heads, row = q.shape
         device = q.device
-        batch = qo_indptr.shape[0] - 1
+        batch = qo_indptr.numel() - 1
         dtype = kv.dtype
         name = NAMES.get(dtype)
         if name not in build.kv:
@@ -226,10 +226,14 @@ class Dispatcher:
             or q.stride(2) != 1
             or kv.shape[-1] != row
             or not kv.is_contiguous()
+            or (kv.dim() != 2 and (kv.dim() != 3 or kv.shape[1] != 1))
             or kv.device != device
             or qo_indptr.device != device
             or kv_indptr.device != device
             or kv_indptr.shape != qo_indptr.shape
+            or qo_indptr.dim() != 1
+            or not qo_indptr.is_contiguous()
+            or not kv_indptr.is_contiguous()
             or qo_indptr.dtype not in INDEX
             or kv_indptr.dtype not in INDEX
             or batch < 0
@@ -312,12 +316,18 @@ class Dispatcher:
             raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
         if not kv.is_contiguous():
             raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
+        if kv.dim() != 2 and (kv.dim() != 3 or kv.shape[1] != 1):
+            raise ValueError(
+                f"kv has shape {tuple(kv.shape)}; it must be [total_kv, {kv.shape[-1]}], or that with a 1 between"
+            )
         for name, tensor in (("kv", kv), ("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             if tensor.device != q.device:
                 raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
         for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             if tensor.dtype not in INDEX:
                 raise TypeError(f"{name} is {tensor.dtype}; it must be int32 or int64")
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} has strides {tensor.stride()}; it must be contiguous")
         shapes = f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}"
         raise ValueError(f"{shapes}; both must be [batch + 1]")
 
