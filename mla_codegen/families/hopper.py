@@ -22,6 +22,13 @@ NEVER = {
     "fp8_mma": "q and the softmax weights keep 16 bits: q is multiplied as two fp8 numbers, the weights in f16",
 }
 KNOBS = frozenset({"column_blocks"})
+TUNABLE = {  # what `tune` may try; the plan says which combinations are legal
+    "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256),
+    "block_n": (64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (1, 2, 3, 4, 5, 6),
+    "column_blocks": (1, 2, 4, 8, 16),
+}
 
 HEADS_OF_A_BLOCK = 16
 LATENTS = (128, 256, 512)

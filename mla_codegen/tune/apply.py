@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
-from ..plan import KernelPlan, PlanError, make_plan
+from ..plan import PlanError, make_plan
+from ..render import render_kernel
 from ..spec import parse_spec
 from .edit import EditError, Tuned, edit
 from .search import Found
 from .settings import needed
-from .space import bare
+from .space import as_candidate, bare
 
 
 class ApplyError(Exception):
@@ -47,14 +48,15 @@ def new_text(path: Path, founds: Sequence[Found], where: str, day: str) -> tuple
         old = {kernel.name: bare(kernel) for kernel in make_plan(before, "").kernels}
     except (SpecError, PlanError, EditError) as error:
         raise ApplyError(_by_hand(path, str(error), winners)) from error
-    want: dict[tuple[str, int, int], KernelPlan] = {
-        (found.space.kv, found.space.shape.batch, found.space.shape.kv_len): bare(found.winner.kernel)
+    want = {
+        (str(found.space.kv), found.space.shape.batch, found.space.shape.kv_len): found.winner.source
         for found in founds
         if found.improved
     }
     for kernel in kernels:
-        wanted = want.get((kernel.kv, kernel.batch or 0, kernel.kv_len or 0)) or old[kernel.name]
-        if bare(kernel) != wanted:
+        wanted = want.get((kernel.kv, kernel.batch or 0, kernel.kv_len or 0))
+        right = bare(kernel) == old[kernel.name] if wanted is None else render_kernel(as_candidate(kernel)) == wanted
+        if not right:
             reason = f"{kernel.name} would not be the kernel that it should be (has the file changed, or an anchor?)"
             raise ApplyError(_by_hand(path, reason, winners))
     return text, changed

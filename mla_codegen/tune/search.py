@@ -65,7 +65,6 @@ class Search:
         self.reused = 0
 
     def run(self) -> Found:
-        self._try([self.space.current])
         few = self.space.count(self.trials)
         if few <= self.trials:
             self.trials = few + 1
@@ -75,7 +74,7 @@ class Search:
         return self._final()
 
     def _grid(self) -> None:
-        batch: list[Candidate] = []
+        batch = [self.space.current]
         for settings in self.space.combinations():
             try:
                 batch.append(self.space.candidate(settings))
@@ -96,9 +95,10 @@ class Search:
             sampler = optuna.samplers.TPESampler(seed=self.seed, multivariate=True, group=True, constant_liar=True)
         study = optuna.create_study(sampler=sampler)
         suggestions = 0
+        first = [self.space.current]  # beside others from the start: compiling it alone would leave cores idle
         while len(self.results) < self.trials and suggestions < TRIES * self.trials:
             asked: list[tuple[Any, Candidate]] = []
-            wanted = min(self.machine.batch, self.trials - len(self.results))
+            wanted = min(self.machine.batch, self.trials - len(self.results)) - len(first)
             while len(asked) < wanted and suggestions < TRIES * self.trials:
                 suggestions += 1
                 trial = study.ask()
@@ -110,11 +110,12 @@ class Search:
                 known = self.results.get(candidate.identity)
                 if known:
                     _tell(study, trial, known[1])
-                elif all(candidate.identity != other.identity for _, other in asked):
+                elif all(candidate.identity != other.identity for other in (*first, *(c for _, c in asked))):
                     asked.append((trial, candidate))
                 else:
                     study.tell(trial, state=TrialState.FAIL)  # a twin in this batch: nothing to learn
-            self._try([candidate for _, candidate in asked])
+            self._try([*first, *(candidate for _, candidate in asked)])
+            first = []
             for trial, candidate in asked:
                 _tell(study, trial, self.results[candidate.identity][1])
 

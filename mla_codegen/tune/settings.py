@@ -14,7 +14,7 @@ def needed(space: Space, winner: Candidate) -> Overrides:
     for knob in list(settings):
         fewer = {name: value for name, value in settings.items() if name != knob}
         try:
-            if space.candidate(fewer).identity == winner.identity:
+            if space.candidate(fewer).gives(winner):
                 settings = fewer
         except ValueError:
             continue

@@ -21,6 +21,7 @@ from ..targets import TARGETS
 from ..workload import Workload, workload_of
 
 NAME = "tuned"  # of every candidate's spec: its real name is no part of what is timed
+FILE = f"{NAME}.yaml"
 MAX_WAVES = 16  # splits that give more programs than this many times what the device runs at once are not tried
 METHOD = 1  # a change in how candidates are timed makes old timings incomparable
 
@@ -44,9 +45,18 @@ class Candidate:
         """Equal for candidates that give the same kernel."""
         return repr(bare(self.kernel))
 
+    @cached_property
+    def source(self) -> str:
+        """The kernel's file."""
+        return render_kernel(self.kernel)
+
+    def gives(self, other: "Candidate") -> bool:
+        """Whether the other's kernel is the same, even if its plan has a number that the templates do not place."""
+        return self.identity == other.identity or self.source == other.source
+
     def key(self, workload: Workload, device: str, triton: str) -> str:
         """What its timing is kept under: everything that decides it, the kernel's source above all."""
-        parts = (str(METHOD), render_kernel(self.kernel), repr(workload), device, triton)
+        parts = (str(METHOD), self.source, repr(workload), device, triton)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     @property
@@ -58,6 +68,11 @@ class Candidate:
 def bare(kernel: KernelPlan) -> KernelPlan:
     """Without what names the spec and what explains the numbers."""
     return replace(kernel, spec_name="", spec_file="", build_command="", resolved={}, not_taken=())
+
+
+def as_candidate(kernel: KernelPlan) -> KernelPlan:
+    """A kernel of a spec as a candidate's: under the name that all candidates have."""
+    return replace(kernel, spec_name=NAME, spec_file=FILE, build_command=f"mla-codegen build {FILE}")
 
 
 class Space:
@@ -102,9 +117,7 @@ class Space:
             layer = Settings(**{**before, **settings})
             shape = self.shape.model_copy(update={"per_kv": {self.kv: layer}})
             dtypes = self.spec.dtypes.model_copy(update={"kv": [self.kv]})
-            plan = make_plan(
-                self.spec.model_copy(update={"name": NAME, "shapes": [shape], "dtypes": dtypes}), f"{NAME}.yaml"
-            )
+            plan = make_plan(self.spec.model_copy(update={"name": NAME, "shapes": [shape], "dtypes": dtypes}), FILE)
         except PlanError as error:
             return str(error)
         except ValidationError as error:

@@ -153,7 +153,7 @@ def test_tune_interrupted(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Fakes(monkeypatch, stop=stop, stop_after=5)
     result = call("tune", spec, "--trials", 12)
     assert result.exit_code == 130
-    assert "interrupted; 5 timings are kept" in result.stderr
+    assert "interrupted; 8 timings are kept" in result.stderr
     assert spec.read_text() == SPEC
 
 
