@@ -66,7 +66,16 @@ def _poison(workload: Workload, case: Case) -> torch.Tensor:
 
 
 def check(job: Check, where: str = "cuda") -> str:
-    """Why the candidate is wrong, or nothing. Raises what keeps it from running."""
+    """Why the candidate is dropped, or nothing. Raises if it spoils the device for others."""
+    try:
+        return _check(job, where)
+    except Exception as reason:  # does not compile, or asks for more than there is: this process can go on
+        if where != "cpu":
+            torch.cuda.synchronize()  # raises if the context is lost
+        return first_line(reason)
+
+
+def _check(job: Check, where: str) -> str:
     built, workload = job.built, job.workload
     case = make_case(
         ragged(workload.batch, built.tile, built.splits), heads=workload.heads, latent=workload.latent,

@@ -136,6 +136,11 @@ def test_a_wrong_candidate_is_dropped(built: Built, old: str, new: str, why: str
     assert check(Check(built, small_space().workload, 0), where="cpu").startswith(why)
 
 
+def test_a_candidate_that_does_not_run_is_dropped(built: Built) -> None:
+    spoil(built, "acc * norm", "acc * nom")
+    assert "nom" in check(Check(built, small_space().workload, 0), where="cpu")
+
+
 def test_wrong_at_the_real_shape_only(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(built, "acc * norm", "acc * norm * 1.01")
     monkeypatch.setattr(timing, "WARM_UP", 0)
