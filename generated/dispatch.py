@@ -7,10 +7,14 @@ mi355x: gfx950 (fp8_e4m3fn, bf16 KV)
 portable: portable (fp8_e4m3fn, bf16 KV)
 """
 
+from functools import partial
+
 from . import h200, mi300, mi355x, portable
+from .runtime import warmup as _warmup
 from .runtime.calls import Dispatcher
 
 DISPATCHER = Dispatcher([h200, mi300, mi355x, portable], build_command="mla-codegen build")
 
 custom_kernel = DISPATCHER.custom_kernel
 mla_decode = DISPATCHER.mla_decode
+warmup = partial(_warmup.warmup, DISPATCHER)

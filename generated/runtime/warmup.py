@@ -1,0 +1,169 @@
+# Copied by mla-codegen from mla_codegen/runtime/warmup.py. Do not edit: `mla-codegen build` writes it anew.
+"""Compile every kernel of a build ahead of the first request.
+
+Triton compiles a kernel when it first meets a kind of arguments: element types, pointers on 16 bytes or not, what is
+left out. `warmup` makes one small call of each kernel and kind that a server will make, many at a time (most of a
+compilation runs outside of Python's lock), so that no request waits for the compiler. `count_compilations` counts.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from .calls import DTYPES, Build, Dispatcher
+from .launch import ON_AMD, RANGE
+
+Progress = Callable[[int, int, str], None]
+
+
+def show(done: int, total: int, kernel: str) -> None:
+    """The progress that is shown where none else is asked for: one line on stderr."""
+    end = "\n" if done == total else ""
+    print(f"\rwarmup {done}/{total} {kernel:<40}", end=end, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One small call: a kernel, and a kind of arguments."""
+
+    build: Build
+    kernel: str
+    splits: int | None
+    kv: str
+    index: torch.dtype
+    scaled: bool
+    visible: bool
+    large: bool  # a KV pool that AMD's 32-bit offsets do not reach over
+
+    def run(self, device: torch.device, pool: torch.Tensor | None) -> None:
+        """One query row over one KV row, which for a large call lies in `pool`."""
+        build, row = self.build, self.build.latent + self.build.rope
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            dtype = DTYPES[self.kv]
+            size = row * dtype.itemsize
+            memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
+            kv = memory[:size].zero_().view(dtype).view(1, row)
+            q = torch.zeros((1, build.heads, row), dtype=build.q, device=device)
+            ends = torch.tensor([0, 1], dtype=self.index, device=device)
+            visible = torch.ones(1, dtype=torch.int32, device=device) if self.visible else None
+            scale = torch.ones(1, device=device) if self.scaled else None
+            out = torch.empty((1, build.heads, build.latent), dtype=build.out, device=device)
+            lse = torch.empty((1, build.heads), device=device)
+            args = (q, kv, ends, ends, visible, scale, 1.0, out, lse)
+            run = build.kernel(self.kernel).run
+            run(*args) if self.splits is None else run(*args, self.splits)
+
+
+def calls(
+    builds: Sequence[Build],
+    indices: Sequence[torch.dtype],
+    scaled: Sequence[bool] | None,
+    visible: Sequence[bool],
+) -> list[Call]:
+    """One call for each kernel of `builds` and each kind of arguments."""
+    found = []
+    for build in builds:
+        for kv, choice in build.choices.items():
+            general = choice.general
+            shaped = {name for ranges in choice.ranges.values() for _, _, name in ranges}
+            kernels: list[tuple[str, int | None]] = [(general.split, 2), (general.direct, None)]
+            kernels += [(name, None) for name in sorted(shaped)]
+            scales = (kv.startswith("fp8"),) if scaled is None else scaled
+            pools = (False, True) if ON_AMD else (False,)
+            for (kernel, splits), index, scale, seen, large in itertools.product(
+                kernels, indices, scales, visible, pools
+            ):
+                found.append(Call(build, kernel, splits, kv, index, scale, seen, large))
+    return found
+
+
+def warmup(
+    dispatcher: Dispatcher,
+    device: torch.device | str | None = None,
+    *,
+    indices: Sequence[torch.dtype] = (torch.int32,),
+    scaled: Sequence[bool] | None = None,
+    visible: Sequence[bool] = (False,),
+    threads: int | None = None,
+    progress: Progress | None = show,
+) -> int:
+    """Compile the kernels of all builds that serve `device`; afterwards no call of these kinds compiles anything.
+
+    device     where calls will run; None is the current GPU
+    indices    dtypes of qo_indptr and kv_indptr that calls will use, both alike
+    scaled     whether calls give kv_scale: (True,), (False,) or both; None is with fp8 KV and not with other
+    visible    whether calls give kv_visible, likewise
+    threads    compilations at a time; None is one for each CPU core
+    progress   called with (done, of all, kernel) after each; None is silence
+
+    Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; ValueError if
+    no build serves the device.
+    """
+    if device is None:
+        device = "cpu" if triton.knobs.runtime.interpret else torch.device("cuda", torch.cuda.current_device())
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    serving: list[Build] = []
+    reasons: list[ValueError] = []
+    for heads, row in dict.fromkeys((build.heads, build.latent + build.rope) for build in dispatcher.builds):
+        try:
+            serving.append(dispatcher._find(device, heads, row))
+        except ValueError as reason:
+            reasons.append(reason)
+    if reasons and not serving:
+        raise reasons[0]
+    todo = calls(serving, indices, scaled, visible)
+    if triton.knobs.runtime.interpret:
+        threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
+    for call in todo:  # imports take Python's lock: before the threads
+        call.build.kernel(call.kernel)
+    over_range = any(call.large for call in todo)
+    pool_of_kv = torch.empty(RANGE, dtype=torch.uint8, device=device) if over_range else None
+    error: BaseException | None = None
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        running = {pool.submit(call.run, device, pool_of_kv): call for call in todo}
+        for done, future in enumerate(as_completed(running), start=1):
+            error = error or future.exception()
+            if progress:
+                progress(done, len(todo), running[future].kernel)
+    if error:
+        raise error
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return len(todo)
+
+
+@dataclass
+class Compilations:
+    """`total` compilations so far, `from_disk` of them read from Triton's cache."""
+
+    total: int = 0
+    from_disk: int = 0
+
+
+@contextmanager
+def count_compilations() -> Iterator[Compilations]:
+    """Within, count every time that Triton compiles a kernel or loads one from its cache on disk."""
+    count = Compilations()
+    before = triton.knobs.compilation.listener
+
+    def listener(*args: Any, **kwargs: Any) -> None:
+        count.total += 1
+        count.from_disk += bool(kwargs.get("cache_hit"))
+        if before:
+            before(*args, **kwargs)
+
+    triton.knobs.compilation.listener = listener
+    try:
+        yield count
+    finally:
+        triton.knobs.compilation.listener = before
