@@ -112,7 +112,7 @@ def test_tables_for_people(inspect: Inspect) -> None:
 
 def test_a_spill_is_caught(inspect: Inspect) -> None:
     spec = small("gfx942", options=QUADS, limits="{vgpr_spills: 0}")
-    spec = spec.replace("block_n: 32", "block_n: 128, num_warps: 1, waves_per_eu: 8")
+    spec = spec.replace("block_n: 32", "block_n: 64, num_warps: 1, waves_per_eu: 8")
     done = inspect({"a": spec}, "--check", "--shape", "4x1024")
     assert done.exit_code == 1
     assert "a/fp8_e4m3fn_b4_kv1024:stage1: vgpr_spills is" in done.output
@@ -186,7 +186,7 @@ def callable_file(kernel: Any) -> str:
     splits = "" if kernel.splits else ", 3"
     call = f"run(q, kv, qo_indptr, kv_indptr, None, scale, config['sm_scale'], out, lse{splits})"
     return render_kernel(kernel) + (
-        f"\n\ndef custom_kernel(data):\n"
+        f"\n\nimport torch\n\n\ndef custom_kernel(data):\n"
         f"    q, kv_data, qo_indptr, kv_indptr, config = data\n"
         f"    kv, scale = {form}\n"
         f"    kv = kv.view(-1, {kernel.row})\n"
@@ -197,37 +197,33 @@ def callable_file(kernel: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "kv", "options"),
+    ("target", "family", "kv", "options", "which", "stage"),
     [
-        ("gfx942", "fp8_e4m3fn", QUADS),
-        ("gfx950", "fp8_e4m3fn", AMD),
-        ("sm_90", "fp8_e4m3fn", OPTIONS + ", packed_fp8"),
-        ("gfx950", "bf16", OPTIONS),
+        ("gfx942", "triton", "fp8_e4m3fn", QUADS, "any", "stage1"),
+        ("gfx942", "triton", "fp8_e4m3fn", QUADS, "any", "stage2"),
+        ("gfx950", "triton", "fp8_e4m3fn", AMD, "b4_kv1024", "stage1"),
+        ("gfx950", "triton", "bf16", OPTIONS, "any_direct", "stage1"),
+        ("gfx942", "cdna3", "fp8_e4m3fn", QUADS, "any", "stage1"),
+        ("gfx950", "cdna4", "bf16", OPTIONS, "b4_kv1024", "stage1"),
     ],
 )
-def test_stages_are_what_run_launches(target: str, kv: str, options: str, tmp_path: Path) -> None:
+def test_stages_are_what_run_launches(
+    target: str, family: str, kv: str, options: str, which: str, stage: str, tmp_path: Path
+) -> None:
     """Types, constants, alignment and compiler options that the inspection assumes are those of the real launch."""
-    plan = make_plan(parse_spec(small(target, kv, options), "x.yaml").spec, "x.yaml")
-    shaped, _, direct, at_run_time = plan.kernels
-    # Every combination of stage and way to split once, over the targets: each launch costs an import of torch.
-    launches = {
-        QUADS: [(at_run_time, "stage1"), (at_run_time, "stage2")],
-        AMD: [(shaped, "stage1"), (shaped, "stage2")],
-        OPTIONS: [(direct, "stage1")],
-    }.get(options, [(direct, "stage1")])
-    for kernel, name in launches:
-        path = tmp_path / f"{kernel.name}.py"
-        path.write_text(callable_file(kernel))
-        for stage in FAMILIES[kernel.family].stages(kernel):
-            if stage.kernel != name:
-                continue
-            job = capture_job(str(path), stage.kernel, target, batch=2, kv_len=64, heads=16, width=96)
-            typed = {name: kind for name, kind in job.signature.items() if kind != "constexpr"}
-            assert typed == stage.signature
-            assert job.constexprs == stage.constants
-            assert job.options == stage.options
-            assert job.divisible == stage.divisible
-            assert job.within_2gb == stage.pointers
+    text = small(target, kv, options).replace("family: triton, block_n: 32", f"family: {family}")
+    text = text.replace("kv_lora_rank: 64, qk_rope_head_dim: 32", "kv_lora_rank: 256, qk_rope_head_dim: 64")
+    plan = make_plan(parse_spec(text, "x.yaml").spec, "x.yaml")
+    kernel = next(kernel for kernel in plan.kernels if kernel.name == f"{kv}_{which}")
+    path = tmp_path / "rendered.py"
+    path.write_text(callable_file(kernel))
+    assumed = next(one for one in FAMILIES[family].stages(kernel) if one.kernel == stage)
+    job = capture_job(str(path), stage, target, batch=2, kv_len=64, heads=16, width=320)
+    assert {name: kind for name, kind in job.signature.items() if kind != "constexpr"} == assumed.signature
+    assert job.constexprs == assumed.constants
+    assert job.options == assumed.options
+    assert job.divisible == assumed.divisible
+    assert job.within_2gb == assumed.pointers
 
 
 def test_limits_change_no_generated_file(tmp_path: Path) -> None:

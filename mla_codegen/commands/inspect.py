@@ -138,6 +138,9 @@ def _print_against(subjects: list[Subject], ours: list[Row], others: list[Row]) 
             if row.report and other.report:
                 names = (subject.case.label, other.case.label)
                 report.out.print(versus_table(row.report, other.report, names=names))
+                warps = (row.report.num_warps, other.report.num_warps)
+                if warps[0] != warps[1]:
+                    report.out.print(f"counts are of one warp: ours has {warps[0]}, theirs {warps[1]}", highlight=False)
 
 
 def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
