@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "add packed_fp8",
     ),
     "e4m3fn as it is on gfx942": (
-        {"target": "gfx942", **PLAIN},
+        {"target": "gfx942", "defaults": {"family": "triton", "optimizations": []}},
         "the hardware does not convert fp8_e4m3fn, so the compiler would decode it in software",
         "add packed_fp8",
     ),

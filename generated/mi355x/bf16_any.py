@@ -53,9 +53,6 @@ LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [4, 1], [1, 0]))
 ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0]))
 # LDS: 16-byte chunks exchanged so that 8 lanes reading 8 rows at one column touch all banks.
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-OUT = MMA
-OUT_ROW = MMA_ROW
-OUT_COLUMN = MMA_COLUMN
 
 
 @triton.jit
@@ -150,8 +147,8 @@ def stage1(
     partial += (row.to(gl.int64) * (HEADS * splits) + split) * LATENT
     partial_lse += row.to(gl.int64) * (HEADS * splits) + split
     if first >= last:  # a split without rows leaves its partial as it is
-        head = gl.arange(0, BLOCK_H, OUT_ROW)
-        nothing = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
+        head = gl.arange(0, BLOCK_H, MMA_ROW)
+        nothing = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
         gl.store(partial_lse + head * splits, nothing)
         return
 
@@ -205,9 +202,9 @@ def stage1(
 
     weight_sum = gl.sum(weight_sums, 1)
     acc = acc * (unit / weight_sum)[:, None]
-    head = gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
+    head = gl.arange(0, BLOCK_H, MMA_ROW)
+    column = gl.arange(0, LATENT, MMA_COLUMN)
+    log_sum = gl.convert_layout(m + gl.log2(weight_sum), MMA_ROW)
     gl.store(partial + ((head * (splits * LATENT))[:, None] + column[None, :]), acc)
     gl.store(partial_lse + head * splits, log_sum)
 

@@ -49,9 +49,6 @@ LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [4, 1], [1, 0]))
 ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0]))
 # LDS: 16-byte chunks exchanged so that 8 lanes reading 8 rows at one column touch all banks.
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-OUT = MMA
-OUT_ROW = MMA_ROW
-OUT_COLUMN = MMA_COLUMN
 
 
 @triton.jit
@@ -127,11 +124,11 @@ def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale
     out += row.to(gl.int64) * (HEADS * LATENT)
     lse += row.to(gl.int64) * HEADS
     if visible == 0:
-        head = gl.arange(0, BLOCK_H, OUT_ROW)
-        column = gl.arange(0, LATENT, OUT_COLUMN)
-        nothing = gl.zeros([BLOCK_H, LATENT], gl.bfloat16, OUT)
+        head = gl.arange(0, BLOCK_H, MMA_ROW)
+        column = gl.arange(0, LATENT, MMA_COLUMN)
+        nothing = gl.zeros([BLOCK_H, LATENT], gl.bfloat16, MMA)
         gl.store(out + ((head * LATENT)[:, None] + column[None, :]), nothing)
-        gl.store(lse + head, gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW))
+        gl.store(lse + head, gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW))
         return
 
     # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
@@ -183,9 +180,9 @@ def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale
 
     weight_sum = gl.sum(weight_sums, 1)
     acc = acc * (unit / weight_sum)[:, None]
-    head = gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
+    head = gl.arange(0, BLOCK_H, MMA_ROW)
+    column = gl.arange(0, LATENT, MMA_COLUMN)
+    log_sum = gl.convert_layout(m + gl.log2(weight_sum), MMA_ROW)
     gl.store(out + ((head * LATENT)[:, None] + column[None, :]), acc.to(gl.bfloat16))
     gl.store(lse + head, log_sum * LN2)
 

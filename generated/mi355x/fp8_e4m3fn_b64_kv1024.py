@@ -75,9 +75,6 @@ ROPE_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 2, 4, [1, 0]))
 Q_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 1, 8, [1, 0]))
 Q_FP8_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
 Q_WORDS = gl.constexpr(gl.DotOperandLayout(0, HALF_MMA, 4))
-OUT = MMA
-OUT_ROW = MMA_ROW
-OUT_COLUMN = MMA_COLUMN
 # Partial row maxima: every lane reads all of its row's.
 MAXIMA_SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [1, 0]))
 MAXIMA = gl.constexpr(
@@ -235,8 +232,8 @@ def stage1(
     partial += (row.to(gl.int64) * (HEADS * SPLITS) + split) * LATENT
     partial_lse += row.to(gl.int64) * (HEADS * SPLITS) + split
     if first >= last:  # a split without rows leaves its partial as it is
-        head = gl.arange(0, BLOCK_H, OUT_ROW)
-        nothing = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
+        head = gl.arange(0, BLOCK_H, MMA_ROW)
+        nothing = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
         gl.store(partial_lse + head * SPLITS, nothing)
         return
 
@@ -303,9 +300,9 @@ def stage1(
 
     weight_sum = gl.sum(weight_sums, 1)
     acc = acc * (unit / weight_sum)[:, None]
-    head = gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
+    head = gl.arange(0, BLOCK_H, MMA_ROW)
+    column = gl.arange(0, LATENT, MMA_COLUMN)
+    log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, MMA_ROW)
     gl.store(partial + ((head * (SPLITS * LATENT))[:, None] + column[None, :]), acc)
     gl.store(partial_lse + head * SPLITS, log_sum)
 

@@ -7,90 +7,22 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
     stage 1   one program per (query row)   ->  output and LSE of a query row
 
-Stage 1 folds tiles of 32 KV rows into a running softmax, with 4 waves:
-
-    QK   S [16, 32]   two waves for each 16 rows of the tile: both compute the same scores
-    PV   O [16, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
-
-A tile of 64 rows would not fit the 64 KiB of LDS (it has 72 KiB), hence 32 rows; the scores computed twice cost
-MMAs that this kernel, bound by HBM, has to spare.
-
-K is read from LDS as it lies. V needs numbers from neighbouring rows in one register, and LDS has no
-transposing read here. Each lane therefore reads 8 neighbouring columns of 8 rows, 16 bytes at a time, as words
-of two columns, and turns 2 x 2 blocks in registers, one v_perm_b32 a word. Column 8 c + j so comes to stand at
-64 j + c of the MMA; renaming registers undoes the order when O is stored.
-
-A tile is always 32 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
-repeats are masked; a request with fewer than 32 visible rows repeats its last row instead. So only the last tile,
-peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers. 39 KB of LDS: one program a CU.
-
-Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
-score scale carries log2 e).
+Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
+LSE of a split are in base 2 (the score scale carries log2 e).
 """
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna3
 
-HEADS = gl.constexpr(16)
-LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = gl.constexpr(64)  # its last columns: key only
-ROW = gl.constexpr(576)  # numbers of a KV row
-BLOCK_N = gl.constexpr(32)  # KV rows of a tile
-BLOCK_H = gl.constexpr(16)  # heads of a program
-XCDS = gl.constexpr(8)
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
-# Releases of Triton name the view of shared memory as another type differently.
-VIEW_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-
-MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 16], True, [1, 4]))
-MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
-MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
-A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 8))
-B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 8))
-# Global loads: 16 bytes a lane.
-LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [4, 1], [1, 0]))
-ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0]))
-# LDS: 16-byte chunks exchanged so that 8 lanes reading 8 rows at one column touch all banks.
-SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-PAIRS = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))  # the same bytes as words of two columns
-# V as words: a lane holds 4 words (8 columns) of 8 rows.
-V_PAIRS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        lane_bases=[[0, 4], [0, 8], [0, 16], [0, 32], [8, 0], [16, 0]],
-        warp_bases=[[0, 64], [0, 128]],
-        block_bases=[],
-        shape=[32, 256],
-    )
-)
-# O once its columns are back in order: 32 neighbouring columns of one head a lane.
-OUT = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 8], [0, 16], [0, 1], [0, 2], [0, 4]],
-        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [0, 32], [0, 64]],
-        warp_bases=[[0, 128], [0, 256]],
-        block_bases=[],
-        shape=[16, 512],
-    )
-)
-OUT_ROW = gl.constexpr(gl.SliceLayout(1, OUT))
-OUT_COLUMN = gl.constexpr(gl.SliceLayout(0, OUT))
-# Partial row maxima: every lane reads all of its row's.
-MAXIMA_SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [1, 0]))
-MAXIMA = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4]],
-        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [0, 0], [0, 0]],
-        warp_bases=[[0, 0], [0, 0]],
-        block_bases=[],
-        shape=[16, 8],
-    )
-)
+HEADS = tl.constexpr(16)
+LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
+ROPE = tl.constexpr(64)  # its last columns: key only
+ROW = tl.constexpr(576)  # bf16s of a KV row
+BLOCK_N = tl.constexpr(32)  # KV rows of a tile
+BLOCK_H = tl.constexpr(16)  # heads of a program
+XCDS = tl.constexpr(8)
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -132,151 +64,81 @@ def remap(program):
     return xcd * (programs // XCDS) + tl.minimum(xcd, longer) + program // XCDS
 
 
-@gluon.jit
-def view(memory, kind: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """The same bytes of shared memory as numbers of another type."""
-    if VIEW_RENAMED:
-        return memory.reinterpret(kind, shape, layout)
-    else:
-        return memory._reinterpret(kind, shape, layout)
+@triton.jit
+def reciprocal(x):
+    """1 / x to within 1 ulp, in one instruction."""
+    return tl.inline_asm_elementwise("v_rcp_f32_e32 $0, $1", "=v,v", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
-@gluon.jit
-def row_max(scores):
-    """Maximum of each row of S.
-
-    Every lane leaves the maximum of its 4 numbers in LDS and reads all of its row's: one exchange, instead of two
-    shuffles and one across the waves.
-    """
-    partial = gl.max(gl.reshape(scores, [BLOCK_H, BLOCK_N // 4, 4]), 2)
-    maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 4], MAXIMA_SHARED, partial)
-    return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
+@triton.jit
+def score(q_latent, q_rope, latent, rope):
+    """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
+    dots = tl.dot(q_rope, tl.trans(rope))
+    dots = tl.dot(q_latent, tl.trans(latent), dots)
+    return dots
 
 
-@gluon.jit
-def byte_select(high, low, selector: gl.constexpr):
-    """Four bytes picked from (high, low): selector byte 0..3 names a byte of `low`, 4..7 one of `high`."""
-    return gl.inline_asm_elementwise(
-        "v_perm_b32 $0, $1, $2, $3",
-        "=v,v,v,s",
-        [high, low, gl.full_like(high, selector)],
-        dtype=gl.uint32,
-        is_pure=True,
-        pack=1,
-    )
+@triton.jit
+def fold(scores, latent, m, l, acc):
+    """Take a tile into the running softmax."""
+    m_new = tl.maximum(m, tl.max(scores, 1))
+    shrink = tl.math.exp2(m - m_new)
+    weights = tl.math.exp2(scores - m_new[:, None])
+    l = l * shrink + tl.sum(weights, 1)
+    weights = weights.to(tl.bfloat16)
+    acc = tl.dot(weights, latent, acc * shrink[:, None])
+    return m_new, l, acc
 
 
-@gluon.jit
-def value_operand(latent):
-    """V as the PV operand [32, 512] from the tile in LDS; true column 8 c + j stands at 64 j + c."""
-    pairs = view(latent, gl.uint32, [BLOCK_N, LATENT // 2], PAIRS).load(V_PAIRS)
-    row0, row1 = gl.split(gl.permute(gl.reshape(pairs, [BLOCK_N // 2, 2, LATENT // 2]), [0, 2, 1]))
-    even = byte_select(row1, row0, 0x05040100)
-    odd = byte_select(row1, row0, 0x07060302)
-    words = gl.join(even, odd)  # [row / 2, column / 2, column % 2], the word's halves are the two rows
-    numbers = gl.join((words & 0xFFFF).to(gl.uint16), (words >> 16).to(gl.uint16))
-    numbers = gl.reshape(numbers, [BLOCK_N // 2, LATENT // 8, 8, 2])  # [row / 2, c, j, row % 2]
-    numbers = gl.reshape(gl.permute(numbers, [0, 3, 2, 1]), [BLOCK_N, LATENT])
-    return gl.convert_layout(numbers.to(gl.bfloat16, bitcast=True), B_OPERAND, assert_trivial=True)
-
-
-@gluon.jit
-def score(q_latent, q_rope, latent, rope, score_scale):
-    """S [16, 32] of the tile in LDS, in units of log2."""
-    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    scores = cdna3.mfma(q_latent, latent.permute([1, 0]).load(B_OPERAND), scores)
-    scores = cdna3.mfma(q_rope.load(A_OPERAND), rope.permute([1, 0]).load(B_OPERAND), scores)
-    return scores * score_scale
-
-
-@gluon.jit
-def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
-    m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - m_new[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
-    p = gl.convert_layout(weights.to(gl.bfloat16), A_OPERAND)
-    acc = cdna3.mfma(p, value_operand(latent), acc * shrink[:, None])
-    return m_new, weight_sums, acc
-
-
-@gluon.jit(do_not_specialize=["batch", "q_len"])
+@triton.jit(do_not_specialize=["batch", "q_len"])
 def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh):
     """The output and LSE of BLOCK_H heads of one query row.
 
-    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, LATENT + ROPE];
+    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
     out [total_q, HEADS, LATENT]; lse [total_q, HEADS]. kv_visible and kv_scale may be None.
     """
-    program = remap(gl.program_id(0))
+    program = remap(tl.program_id(0))
     row = program
-    kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-    out += row.to(gl.int64) * (HEADS * LATENT)
-    lse += row.to(gl.int64) * HEADS
-    if visible == 0:
-        head = gl.arange(0, BLOCK_H, OUT_ROW)
-        column = gl.arange(0, LATENT, OUT_COLUMN)
-        nothing = gl.zeros([BLOCK_H, LATENT], gl.bfloat16, OUT)
-        gl.store(out + ((head * LATENT)[:, None] + column[None, :]), nothing)
-        gl.store(lse + head, gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW))
-        return
 
-    # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
-    tile = kv + kv_begin * ROW
-    latent_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, LATENT_LOAD)), visible - 1)
-    latent_at = gl.arange(0, LATENT, gl.SliceLayout(0, LATENT_LOAD))
-    latent_offsets = latent_row[:, None] * ROW + latent_at[None, :]
-    rope_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, ROPE_LOAD)), visible - 1)
-    rope_at = gl.arange(LATENT, ROW, gl.SliceLayout(0, ROPE_LOAD))
-    rope_offsets = rope_row[:, None] * ROW + rope_at[None, :]
-    next_latent = cdna3.buffer_load(tile, latent_offsets, cache=".cg")
-    next_rope = cdna3.buffer_load(tile, rope_offsets, cache=".cg")
+    heads = tl.arange(0, BLOCK_H)
+    latent = tl.arange(0, LATENT)
+    rope = tl.arange(0, ROPE)
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
+    q_latent = tl.load(q_heads + latent[None, :])
+    q_rope = tl.load(q_heads + LATENT + rope[None, :])
 
-    # q's latent part stays in registers; its rope part, read once a tile, in LDS: registers are short here.
-    q += row.to(gl.int64) * stride_qt
-    q_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, A_OPERAND))
-    q_latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, A_OPERAND))
-    q_rope_column = gl.arange(LATENT, ROW, gl.SliceLayout(0, A_OPERAND))
-    q_latent = gl.load(q + ((q_head * stride_qh)[:, None] + q_latent_column[None, :]))
-    q_rope = gl.load(q + ((q_head * stride_qh)[:, None] + q_rope_column[None, :]))
-    q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], SHARED, q_rope)
-    unit = 1.0
-    if kv_scale is not None:
-        unit = gl.load(kv_scale)
-    score_scale = sm_scale * LOG2E * unit
+    kv_begin, end = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
 
-    latent = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, LATENT], SHARED)
-    rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, ROPE], SHARED)
-    m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
-    for start in range(0, visible - BLOCK_N, BLOCK_N):
-        latent.store(next_latent)
-        rope.store(next_rope)
-        tile_row = gl.minimum(start + BLOCK_N, visible - BLOCK_N)
-        next_latent = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets, cache=".cg")
-        next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
-        scores = score(q_latent, q_rope, latent, rope, score_scale)
-        m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * unit * LOG2E
 
-    # The last tile: masked where it repeats rows.
-    latent.store(next_latent)
-    rope.store(next_rope)
-    scores = score(q_latent, q_rope, latent, rope, score_scale)
-    kv_row = gl.maximum(visible - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
-    is_new = (kv_row >= (visible - 1) // BLOCK_N * BLOCK_N) & (kv_row < visible)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
-    m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+    m = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, LATENT], tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    latent_at = n[:, None] * ROW + latent[None, :]
+    rope_at = n[:, None] * ROW + LATENT + rope[None, :]
+    whole = end // BLOCK_N * BLOCK_N
+    for start in range(0, whole, BLOCK_N):
+        tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
+        kv_latent = tl.load(tile + latent_at, cache_modifier=".cg")
+        kv_rope = tl.load(tile + rope_at, cache_modifier=".cg")
+        scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
+        m, l, acc = fold(scores, kv_latent, m, l, acc)
+    if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
+        here = n < end - whole
+        tile = kv + (kv_begin + whole) * ROW
+        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0, cache_modifier=".cg")
+        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0, cache_modifier=".cg")
+        scores = tl.where(here[None, :], score(q_latent, q_rope, kv_latent, kv_rope) * score_scale, float("-inf"))
+        m, l, acc = fold(scores, kv_latent, m, l, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
-    acc = gl.reshape(gl.permute(gl.reshape(acc, [BLOCK_H, 8, LATENT // 8]), [0, 2, 1]), [BLOCK_H, LATENT])
-    acc = gl.convert_layout(acc, OUT, assert_trivial=True)
-    head = gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
-    gl.store(out + ((head * LATENT)[:, None] + column[None, :]), acc.to(gl.bfloat16))
-    gl.store(lse + head, log_sum * LN2)
+    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
+    norm = (reciprocal(total) * unit)[:, None]
+    at = row.to(tl.int64) * HEADS + heads
+    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm)
+    log_sum = m + tl.math.log2(l)
+    tl.store(lse + at, log_sum * LN2)
 
 
 def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
@@ -307,5 +169,6 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         q.stride(0),
         q.stride(1),
         num_warps=4,
+        num_stages=2,
         waves_per_eu=2,
     )

@@ -8,54 +8,25 @@ Right for any number of requests of any lengths; fastest near the shape above.
     stage 1   one program per (query row, head block, split)   ->  partial output and LSE of the split's rows
     stage 2   one program per (query row, head)   ->  out = sum over splits of partial * exp2(lse_split - lse)
 
-Stage 1 folds tiles of 64 KV rows into a running softmax, with 8 waves:
-
-    QK   S [32, 64]   the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
-    PV   O [32, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
-
-K is read from LDS as it lies, V through the transposing LDS read (ds_read_b64_tr_b16).
-
-A tile is always 64 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
-repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile,
-peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers. 80 KB of LDS: one program a CU.
-
-Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
-score scale carries log2 e).
+Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
+LSE of a split are in base 2 (the score scale carries log2 e).
 """
 
 import torch
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna4
 
-HEADS = gl.constexpr(112)
-LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = gl.constexpr(64)  # its last columns: key only
-ROW = gl.constexpr(576)  # numbers of a KV row
-SPLITS = gl.constexpr(2)
-BLOCK_N = gl.constexpr(64)  # KV rows of a tile
-BLOCK_H = gl.constexpr(32)  # heads of a program
-HEAD_BLOCKS = gl.constexpr(4)
-XCDS = gl.constexpr(8)
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
-
-MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 32], True, [2, 4]))
-MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
-MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
-A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 8))
-B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 8))
-# Global loads: 16 bytes a lane.
-LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [8, 1], [1, 0]))
-ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1, 0]))
-# LDS: 16-byte chunks exchanged so that 8 lanes reading 8 rows at one column touch all banks.
-SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-OUT = MMA
-OUT_ROW = MMA_ROW
-OUT_COLUMN = MMA_COLUMN
+HEADS = tl.constexpr(112)
+LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
+ROPE = tl.constexpr(64)  # its last columns: key only
+ROW = tl.constexpr(576)  # bf16s of a KV row
+SPLITS = tl.constexpr(2)
+BLOCK_N = tl.constexpr(64)  # KV rows of a tile
+BLOCK_H = tl.constexpr(64)  # heads of a program
+HEAD_BLOCKS = tl.constexpr(2)
+XCDS = tl.constexpr(8)
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -97,28 +68,33 @@ def remap(program):
     return xcd * (programs // XCDS) + tl.minimum(xcd, longer) + program // XCDS
 
 
-@gluon.jit
-def score(q_latent, q_rope, latent, rope, score_scale):
-    """S [32, 64] of the tile in LDS, in units of log2."""
-    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    scores = cdna4.mfma(q_latent, latent.permute([1, 0]).load(B_OPERAND), scores)
-    scores = cdna4.mfma(q_rope.load(A_OPERAND), rope.permute([1, 0]).load(B_OPERAND), scores)
-    return scores * score_scale
+@triton.jit
+def reciprocal(x):
+    """1 / x to within 1 ulp, in one instruction."""
+    return tl.inline_asm_elementwise("v_rcp_f32_e32 $0, $1", "=v,v", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
-@gluon.jit
-def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
-    m_new = gl.maximum(m, gl.max(scores, 1))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - m_new[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
-    p = gl.convert_layout(weights.to(gl.bfloat16), A_OPERAND)
-    acc = cdna4.mfma(p, latent.load(B_OPERAND), acc * shrink[:, None])
-    return m_new, weight_sums, acc
+@triton.jit
+def score(q_latent, q_rope, latent, rope):
+    """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
+    dots = tl.dot(q_rope, tl.trans(rope))
+    dots = tl.dot(q_latent, tl.trans(latent), dots)
+    return dots
 
 
-@gluon.jit(do_not_specialize=["batch", "q_len"])
+@triton.jit
+def fold(scores, latent, m, l, acc):
+    """Take a tile into the running softmax."""
+    m_new = tl.maximum(m, tl.max(scores, 1))
+    shrink = tl.math.exp2(m - m_new)
+    weights = tl.math.exp2(scores - m_new[:, None])
+    l = l * shrink + tl.sum(weights, 1)
+    weights = weights.to(tl.bfloat16)
+    acc = tl.dot(weights, latent, acc * shrink[:, None])
+    return m_new, l, acc
+
+
+@triton.jit(do_not_specialize=["batch", "q_len"])
 def stage1(
     q,
     kv,
@@ -136,89 +112,59 @@ def stage1(
 ):
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
-    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, LATENT + ROPE];
+    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
     partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS]. kv_visible and kv_scale may be None.
     """
-    program = remap(gl.program_id(0))
-    head_first = program % HEAD_BLOCKS * BLOCK_H  # neighbouring programs read the same KV rows
+    program = remap(tl.program_id(0))
+    head_block = program % HEAD_BLOCKS
     program = program // HEAD_BLOCKS
     split = program % SPLITS
     row = program // SPLITS
+
+    heads = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
+    latent = tl.arange(0, LATENT)
+    rope = tl.arange(0, ROPE)
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
+    real = heads < HEADS
+    q_latent = tl.load(q_heads + latent[None, :], mask=real[:, None], other=0.0)
+    q_rope = tl.load(q_heads + LATENT + rope[None, :], mask=real[:, None], other=0.0)
+
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-    rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
-    first = rows_per_split * split
-    last = gl.minimum(first + rows_per_split, visible)
-    partial += (row.to(gl.int64) * (HEADS * SPLITS) + split) * LATENT
-    partial_lse += row.to(gl.int64) * (HEADS * SPLITS) + split
-    if first >= last:  # a split without rows leaves its partial as it is
-        head = gl.arange(0, BLOCK_H, OUT_ROW) + head_first
-        nothing = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
-        gl.store(partial_lse + head * SPLITS, nothing, mask=head < HEADS)
-        return
+    rows_per_split = tl.cdiv(tl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
+    begin = tl.minimum(split * rows_per_split, visible)
+    end = tl.minimum(begin + rows_per_split, visible)
 
-    # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
-    tile = kv + kv_begin * ROW
-    latent_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, LATENT_LOAD)), visible - 1)
-    latent_at = gl.arange(0, LATENT, gl.SliceLayout(0, LATENT_LOAD))
-    latent_offsets = latent_row[:, None] * ROW + latent_at[None, :]
-    rope_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, ROPE_LOAD)), visible - 1)
-    rope_at = gl.arange(LATENT, ROW, gl.SliceLayout(0, ROPE_LOAD))
-    rope_offsets = rope_row[:, None] * ROW + rope_at[None, :]
-    tile_row = gl.maximum(gl.minimum(first, last - BLOCK_N), 0)
-    next_latent = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets)
-    next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets)
+    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * unit * LOG2E
 
-    # q's latent part stays in registers; its rope part, read once a tile, in LDS: registers are short here.
-    q += row.to(gl.int64) * stride_qt + head_first.to(gl.int64) * stride_qh
-    q_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, A_OPERAND))
-    q_latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, A_OPERAND))
-    q_rope_column = gl.arange(LATENT, ROW, gl.SliceLayout(0, A_OPERAND))
-    q_latent = gl.load(
-        q + ((q_head * stride_qh)[:, None] + q_latent_column[None, :]),
-        mask=(q_head < HEADS - head_first)[:, None],
-        other=0.0,
-    )
-    q_rope = gl.load(
-        q + ((q_head * stride_qh)[:, None] + q_rope_column[None, :]),
-        mask=(q_head < HEADS - head_first)[:, None],
-        other=0.0,
-    )
-    q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], SHARED, q_rope)
-    unit = 1.0
-    if kv_scale is not None:
-        unit = gl.load(kv_scale)
-    score_scale = sm_scale * LOG2E * unit
+    m = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, LATENT], tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    latent_at = n[:, None] * ROW + latent[None, :]
+    rope_at = n[:, None] * ROW + LATENT + rope[None, :]
+    whole = begin + (end - begin) // BLOCK_N * BLOCK_N
+    for start in range(begin, whole, BLOCK_N):
+        tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
+        kv_latent = tl.load(tile + latent_at)
+        kv_rope = tl.load(tile + rope_at)
+        scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
+        m, l, acc = fold(scores, kv_latent, m, l, acc)
+    if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
+        here = n < end - whole
+        tile = kv + (kv_begin + whole) * ROW
+        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0)
+        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0)
+        scores = tl.where(here[None, :], score(q_latent, q_rope, kv_latent, kv_rope) * score_scale, float("-inf"))
+        m, l, acc = fold(scores, kv_latent, m, l, acc)
 
-    latent = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, LATENT], SHARED)
-    rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, ROPE], SHARED)
-    m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
-    for start in range(first, last - BLOCK_N, BLOCK_N):
-        latent.store(next_latent)
-        rope.store(next_rope)
-        tile_row = gl.minimum(start + BLOCK_N, last - BLOCK_N)
-        next_latent = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets)
-        next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets)
-        scores = score(q_latent, q_rope, latent, rope, score_scale)
-        m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
-
-    # The last tile: masked where it repeats rows.
-    latent.store(next_latent)
-    rope.store(next_rope)
-    scores = score(q_latent, q_rope, latent, rope, score_scale)
-    kv_row = gl.maximum(last - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
-    is_new = (kv_row >= first + (last - 1 - first) // BLOCK_N * BLOCK_N) & (kv_row < last)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
-    m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
-
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
-    head = gl.arange(0, BLOCK_H, OUT_ROW) + head_first
-    column = gl.arange(0, LATENT, OUT_COLUMN)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
-    gl.store(partial + ((head * (SPLITS * LATENT))[:, None] + column[None, :]), acc, mask=(head < HEADS)[:, None])
-    gl.store(partial_lse + head * SPLITS, log_sum, mask=head < HEADS)
+    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
+    norm = (reciprocal(total) * unit)[:, None]
+    at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
+    filled = real & (begin < end)  # a split without rows leaves its partial as it is
+    tl.store(partial + at[:, None] * LATENT + latent[None, :], acc * norm, mask=filled[:, None])
+    log_sum = m + tl.math.log2(l)
+    tl.store(partial_lse + at, log_sum, mask=real)
 
 
 @triton.jit
@@ -237,7 +183,7 @@ def stage2(partial, partial_lse, out, lse):
         partial + split[:, None] * LATENT + latent[None, :], mask=(parts > float("-inf"))[:, None], other=0.0
     )
     acc = tl.sum(columns * weights[:, None], 0)
-    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
+    tl.store(out + at * LATENT + latent, acc * reciprocal(tl.where(total == 0.0, 1.0, total)))
     tl.store(lse + at, (m + tl.math.log2(total)) * LN2)
 
 
@@ -271,6 +217,6 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         q.stride(0),
         q.stride(1),
         num_warps=8,
-        waves_per_eu=2,
+        num_stages=2,
     )
     stage2[(total_q * HEADS.value,)](partial, partial_lse, out, lse, num_warps=4)

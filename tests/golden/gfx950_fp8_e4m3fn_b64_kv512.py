@@ -7,84 +7,26 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
     stage 1   one program per (query row, head block)   ->  output and LSE of a query row
 
-Stage 1 folds tiles of 64 KV rows into a running softmax, with 8 waves:
-
-    QK   S [32, 64]  the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
-    PV   O [32, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
-
-q and P are one fp8 number each (4 significant bits). QK of the latent columns uses the 16x16x128 MMA (its block
-scales all 1), the 64 rope columns and PV the 16x16x32 one.
-
-K is read from LDS as it lies: 16 neighbouring bytes a lane (k_width 16). V goes through the transposing LDS
-read (ds_read_b64_tr_b8).
-
-A tile is always 64 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
-repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile,
-peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers. 38 KB of LDS: one program a CU.
-
-Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
-score scale carries log2 e).
+Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
+LSE of a split are in base 2 (the score scale carries log2 e).
 """
 
+import torch
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna4
 
-HEADS = gl.constexpr(112)
-LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = gl.constexpr(64)  # its last columns: key only
-ROW = gl.constexpr(144)  # 32-bit words of a KV row
-BLOCK_N = gl.constexpr(64)  # KV rows of a tile
-BLOCK_H = gl.constexpr(32)  # heads of a program
-HEAD_BLOCKS = gl.constexpr(4)
-XCDS = gl.constexpr(8)
-FP8 = gl.constexpr(gl.float8e4nv)  # fp8_e4m3fn
-FP8_MAX = gl.constexpr(448.0)
-P_SHIFT = gl.constexpr(8.0)  # weights times 2^8 (< FP8_MAX): small ones stay clear of fp8's subnormals
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
-# Releases of Triton name the view of shared memory as another type differently.
-VIEW_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-
-MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 32], True, [2, 4]))
-MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
-MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
-A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 16))
-B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 16))
-WIDE_MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 128], True, [2, 4]))
-WIDE_A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, WIDE_MMA, 16))
-WIDE_B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, WIDE_MMA, 16))
-# Global loads: 16 bytes a lane.
-Q_LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [8, 1], [1, 0]))
-Q_ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [8, 1], [1, 0]))
-LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 4], [2, 32], [8, 1], [1, 0]))
-ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 4], [16, 4], [8, 1], [1, 0]))
-# LDS: 16-byte chunks exchanged so that 8 lanes reading 8 rows at one column touch all banks. The same bytes are seen as
-# words and as fp8 numbers.
-LATENT_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-LATENT_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 1, 8, [1, 0]))
-ROPE_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
-ROPE_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 2, 4, [1, 0]))
-Q_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 2, 4, [1, 0]))
-Q_FP8_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
-Q_WORDS = gl.constexpr(gl.DotOperandLayout(0, MMA, 4))
-OUT = MMA
-OUT_ROW = MMA_ROW
-OUT_COLUMN = MMA_COLUMN
-# Partial row maxima: every lane reads all of its row's.
-MAXIMA_SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 8, 1, [1, 0]))
-MAXIMA = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2]],
-        lane_bases=[[1, 0], [2, 0], [4, 0], [8, 0], [0, 0], [0, 0]],
-        warp_bases=[[0, 0], [0, 0], [16, 0]],
-        block_bases=[],
-        shape=[32, 4],
-    )
-)
+HEADS = tl.constexpr(112)
+LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
+ROPE = tl.constexpr(64)  # its last columns: key only
+ROW = tl.constexpr(576)  # fp8_e4m3fns of a KV row
+BLOCK_N = tl.constexpr(64)  # KV rows of a tile
+BLOCK_H = tl.constexpr(64)  # heads of a program
+HEAD_BLOCKS = tl.constexpr(2)
+XCDS = tl.constexpr(8)
+Q_TOP = tl.constexpr(64)  # each head's largest |q| is scaled to Q_TOP .. 2 * Q_TOP before it is rounded to fp8
+WEIGHT_SHIFT = tl.constexpr(8)  # weights are scaled by 256 so that small ones survive fp8
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -126,167 +68,101 @@ def remap(program):
     return xcd * (programs // XCDS) + tl.minimum(xcd, longer) + program // XCDS
 
 
-@gluon.jit
-def view(memory, kind: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """The same bytes of shared memory as numbers of another type."""
-    if VIEW_RENAMED:
-        return memory.reinterpret(kind, shape, layout)
-    else:
-        return memory._reinterpret(kind, shape, layout)
+@triton.jit
+def reciprocal(x):
+    """1 / x to within 1 ulp, in one instruction."""
+    return tl.inline_asm_elementwise("v_rcp_f32_e32 $0, $1", "=v,v", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
-@gluon.jit
-def keep_query(x, columns: gl.constexpr):
-    """q in fp8 for the loop: in registers, as 32-bit words in the A operand's order.
-
-    Words, because fp8 numbers that outlive a basic block may be kept one a register by the compiler.
-    """
-    memory = gl.allocate_shared_memory(FP8, [BLOCK_H, columns], Q_FP8, x)
-    return view(memory, gl.uint32, [BLOCK_H, columns // 4], Q_FP8_WORDS).load(Q_WORDS)
+@triton.jit
+def power_of_two(x):
+    """The largest power of two that is not above x: its exponent bits alone; 1 for 0."""
+    below = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(below > 0.0, below, 1.0)
 
 
-@gluon.jit
-def query_operand(words, columns: gl.constexpr, operand: gl.constexpr):
-    """The A operand that `words` hold. Costs nothing: the bytes are where the MMA wants them."""
-    low = gl.join((words & 0xFF).to(gl.uint8), ((words >> 16) & 0xFF).to(gl.uint8))
-    high = gl.join(((words >> 8) & 0xFF).to(gl.uint8), (words >> 24).to(gl.uint8))
-    numbers = gl.reshape(gl.join(low, high), [BLOCK_H, columns])
-    return gl.convert_layout(numbers.to(FP8, bitcast=True), operand, assert_trivial=True)
+@triton.jit
+def score(q_latent, q_rope, latent, rope):
+    """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
+    dots = tl.dot(q_rope, tl.trans(rope))
+    dots = tl.dot(q_latent, tl.trans(latent), dots)
+    return dots
 
 
-@gluon.jit
-def row_max(scores):
-    """Maximum of each row of S.
-
-    Every wave leaves the maximum of its 16 columns in LDS and reads all of the row's: one exchange, where gl.max over the
-    whole row takes two.
-    """
-    partial = gl.max(gl.reshape(scores, [BLOCK_H, BLOCK_N // 16, 16]), 2)
-    maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 16], MAXIMA_SHARED, partial)
-    return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
-
-
-@gluon.jit
-def score(q_latent, q_rope, latent, rope, score_scale):
-    """S [32, 64] of the tile in LDS, in units of log2."""
-    keys = view(latent, FP8, [BLOCK_N, LATENT], LATENT_FP8).permute([1, 0]).load(WIDE_B_OPERAND)
-    rope_keys = view(rope, FP8, [BLOCK_N, ROPE], ROPE_FP8).permute([1, 0]).load(B_OPERAND)
-    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, WIDE_MMA)
-    scores = cdna4.mfma_scaled(
-        query_operand(q_latent, LATENT, WIDE_A_OPERAND), None, "e4m3", keys, None, "e4m3", scores
-    )
-    scores = gl.convert_layout(scores, MMA, assert_trivial=True)
-    scores = cdna4.mfma(query_operand(q_rope, ROPE, A_OPERAND), rope_keys, scores)
-    return scores * score_scale
+@triton.jit
+def fold(scores, latent, m, l, acc):
+    """Take a tile into the running softmax."""
+    m_new = tl.maximum(m, tl.max(scores, 1))
+    shrink = tl.math.exp2(m - m_new)
+    weights = tl.math.exp2(scores - (m_new - WEIGHT_SHIFT)[:, None])
+    l = l * shrink + tl.sum(weights, 1)
+    weights = weights.to(tl.float8e4nv)
+    acc = tl.dot(weights, latent, acc * shrink[:, None])
+    return m_new, l, acc
 
 
-@gluon.jit
-def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
-    m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - (m_new - P_SHIFT)[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
-    p = gl.convert_layout(weights.to(FP8), A_OPERAND)
-    values = view(latent, FP8, [BLOCK_N, LATENT], LATENT_FP8).load(B_OPERAND)
-    acc = cdna4.mfma(p, values, acc * shrink[:, None])
-    return m_new, weight_sums, acc
-
-
-@gluon.jit(do_not_specialize=["batch", "q_len"])
+@triton.jit(do_not_specialize=["batch", "q_len"])
 def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh):
     """The output and LSE of BLOCK_H heads of one query row.
 
-    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, LATENT + ROPE];
+    q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
     out [total_q, HEADS, LATENT]; lse [total_q, HEADS]. kv_visible and kv_scale may be None.
     """
-    program = remap(gl.program_id(0))
-    head_first = program % HEAD_BLOCKS * BLOCK_H  # neighbouring programs read the same KV rows
+    program = remap(tl.program_id(0))
+    head_block = program % HEAD_BLOCKS
     program = program // HEAD_BLOCKS
     row = program
-    kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-    out += row.to(gl.int64) * (HEADS * LATENT)
-    lse += row.to(gl.int64) * HEADS
-    if visible == 0:
-        head = gl.arange(0, BLOCK_H, OUT_ROW) + head_first
-        column = gl.arange(0, LATENT, OUT_COLUMN)
-        nothing = gl.zeros([BLOCK_H, LATENT], gl.bfloat16, OUT)
-        gl.store(out + ((head * LATENT)[:, None] + column[None, :]), nothing, mask=(head < HEADS)[:, None])
-        gl.store(lse + head, gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW), mask=head < HEADS)
-        return
 
-    # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
-    tile = kv.to(gl.pointer_type(gl.uint32), bitcast=True) + kv_begin * ROW
-    latent_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, LATENT_LOAD)), visible - 1)
-    latent_at = gl.arange(0, LATENT // 4, gl.SliceLayout(0, LATENT_LOAD))
-    latent_offsets = latent_row[:, None] * ROW + latent_at[None, :]
-    rope_row = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(1, ROPE_LOAD)), visible - 1)
-    rope_at = gl.arange(LATENT // 4, ROW, gl.SliceLayout(0, ROPE_LOAD))
-    rope_offsets = rope_row[:, None] * ROW + rope_at[None, :]
-    next_latent = cdna4.buffer_load(tile, latent_offsets)
-    next_rope = cdna4.buffer_load(tile, rope_offsets)
+    heads = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
+    latent = tl.arange(0, LATENT)
+    rope = tl.arange(0, ROPE)
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
+    real = heads < HEADS
+    q_latent = tl.load(q_heads + latent[None, :], mask=real[:, None], other=0.0)
+    q_rope = tl.load(q_heads + LATENT + rope[None, :], mask=real[:, None], other=0.0)
 
-    # q in fp8, each head scaled to fp8's range; what it was divided by goes into the scale of its scores.
-    q += row.to(gl.int64) * stride_qt + head_first.to(gl.int64) * stride_qh
-    latent_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT_LOAD))
-    latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT_LOAD))
-    rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
-    rope_column = gl.arange(LATENT, LATENT + ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))
-    q_latent = gl.load(
-        q + ((latent_head * stride_qh)[:, None] + latent_column[None, :]),
-        mask=(latent_head < HEADS - head_first)[:, None],
-        other=0.0,
-    )
-    q_rope = gl.load(
-        q + ((rope_head * stride_qh)[:, None] + rope_column[None, :]),
-        mask=(rope_head < HEADS - head_first)[:, None],
-        other=0.0,
-    )
-    q_latent = q_latent.to(gl.float32)
-    q_rope = q_rope.to(gl.float32)
-    top = gl.convert_layout(gl.max(gl.abs(q_rope), 1), gl.SliceLayout(1, Q_LATENT_LOAD))
-    top = gl.maximum(gl.max(gl.abs(q_latent), 1), top)
-    top = gl.where(top > 1e-30, top, 1.0)  # a head of zeros stays zeros
-    to_fp8 = FP8_MAX / top
-    q_latent = q_latent * to_fp8[:, None]
-    q_rope = q_rope * gl.convert_layout(to_fp8, gl.SliceLayout(1, Q_ROPE_LOAD))[:, None]
-    q_latent = keep_query(q_latent.to(FP8), LATENT)
-    q_rope = keep_query(q_rope.to(FP8), ROPE)
-    unit = 1.0
-    if kv_scale is not None:
-        unit = gl.load(kv_scale)
-    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * unit / FP8_MAX))[:, None]
+    kv_begin, end = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
 
-    latent = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, LATENT // 4], LATENT_WORDS)
-    rope = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, ROPE // 4], ROPE_WORDS)
-    m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
-    for start in range(0, visible - BLOCK_N, BLOCK_N):
-        latent.store(next_latent)
-        rope.store(next_rope)
-        tile_row = gl.minimum(start + BLOCK_N, visible - BLOCK_N)
-        next_latent = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets)
-        next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets)
-        scores = score(q_latent, q_rope, latent, rope, score_scale)
-        m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * unit * LOG2E
+    # A head of q is scaled by a power of two, so that it fills the range of fp8.
+    q_max = tl.max(tl.abs(q_latent.to(tl.float32)), 1)
+    q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope.to(tl.float32)), 1))
+    q_unit = power_of_two(q_max) / Q_TOP
+    q_latent = (q_latent.to(tl.float32) / q_unit[:, None]).to(tl.float8e4nv)
+    q_rope = (q_rope.to(tl.float32) / q_unit[:, None]).to(tl.float8e4nv)
+    score_scale = (q_unit * score_scale)[:, None]
 
-    # The last tile: masked where it repeats rows.
-    latent.store(next_latent)
-    rope.store(next_rope)
-    scores = score(q_latent, q_rope, latent, rope, score_scale)
-    kv_row = gl.maximum(visible - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
-    is_new = (kv_row >= (visible - 1) // BLOCK_N * BLOCK_N) & (kv_row < visible)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
-    m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+    m = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, LATENT], tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    latent_at = n[:, None] * ROW + latent[None, :]
+    rope_at = n[:, None] * ROW + LATENT + rope[None, :]
+    whole = end // BLOCK_N * BLOCK_N
+    for start in range(0, whole, BLOCK_N):
+        tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
+        kv_latent = tl.load(tile + latent_at)
+        kv_rope = tl.load(tile + rope_at)
+        scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
+        m, l, acc = fold(scores, kv_latent, m, l, acc)
+    if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
+        here = n < end - whole
+        tile = kv + (kv_begin + whole) * ROW
+        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0)
+        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0)
+        scores = tl.where(here[None, :], score(q_latent, q_rope, kv_latent, kv_rope) * score_scale, float("-inf"))
+        m, l, acc = fold(scores, kv_latent, m, l, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
-    head = gl.arange(0, BLOCK_H, OUT_ROW) + head_first
-    column = gl.arange(0, LATENT, OUT_COLUMN)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
-    gl.store(out + ((head * LATENT)[:, None] + column[None, :]), acc.to(gl.bfloat16), mask=(head < HEADS)[:, None])
-    gl.store(lse + head, log_sum * LN2, mask=head < HEADS)
+    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
+    norm = (reciprocal(total) * unit)[:, None]
+    at = row.to(tl.int64) * HEADS + heads
+    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm, mask=real[:, None])
+    log_sum = m - WEIGHT_SHIFT + tl.math.log2(l)
+    tl.store(lse + at, log_sum * LN2, mask=real)
+
+
+KV_DTYPE = torch.float8_e4m3fn  # the rows' bytes, as stage 1 reads them
 
 
 def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
@@ -304,7 +180,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     batch = qo_indptr.shape[0] - 1
     stage1[(total_q * HEAD_BLOCKS.value,)](
         q,
-        kv,
+        kv.view(KV_DTYPE),
         out,
         lse,
         qo_indptr,
@@ -317,5 +193,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         q.stride(0),
         q.stride(1),
         num_warps=8,
-        waves_per_eu=2,
+        num_stages=2,
     )
