@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import os
+import re
 import traceback
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,7 @@ def render_kernels(kernels: list[KernelPlan]) -> list[str]:
     """The files of many kernels: their blocks are formatted once each, on all cores."""
     names = [f"{kernel.family}/kernel.py.jinja" for kernel in kernels]
     texts = [_text(name, k=kernel, f=kernel.details) for name, kernel in zip(names, kernels, strict=True)]
-    _format_ahead({block for text in texts for block in _blocks(text)})
+    _format_ahead({piece for text in texts for block in _blocks(text) for piece in block})
     return [format_source(text, name) for name, text in zip(names, texts, strict=True)]
 
 
@@ -64,6 +65,11 @@ def render_dispatch(tables: list[dict[str, str]], package: str) -> str:
 def render_op(package: str) -> str:
     """`op.py`: the operators of torch.library."""
     return _render("op.py.jinja", package=package)
+
+
+def render_part(name: str, **context: object) -> str:
+    """A template that becomes part of a file."""
+    return _render(name, **context)
 
 
 def template_hashes() -> dict[str, str]:
@@ -95,41 +101,47 @@ def _place(error: Exception, name: str) -> str:
 
 
 def format_source(text: str, name: str) -> str:
-    """`text` as black writes it. Top-level blocks are formatted one by one, since shapes share most of them."""
+    """`text` as black writes it. It is formatted piece by piece, since the files of a build share most pieces."""
     try:
-        formatted = [_format_block(block).rstrip("\n") for block in _blocks(text)]
+        blocks = [[_format_piece(piece).rstrip("\n") for piece in block] for block in _blocks(text)]
     except black.InvalidInput as error:
         raise RenderError(f"templates/{name} rendered something that is not Python: {error}") from error
-    return "\n\n\n".join(formatted) + "\n"
+    return "\n\n\n".join("\n\n".join(block) for block in blocks) + "\n"
 
 
-def _blocks(text: str) -> list[str]:
-    return [block.strip("\n") + "\n" for block in text.split("\n\n\n") if block.strip()]
+def _blocks(text: str) -> list[list[str]]:
+    """Top-level blocks, which two blank lines part; the first, with docstring and constants, in its paragraphs."""
+    blocks = [block.strip("\n") + "\n" for block in text.split("\n\n\n") if block.strip()]
+    docstring = re.match(r'(?:#.*\n)*""".*?"""\n', blocks[0], re.DOTALL) if blocks else None
+    if docstring is None:
+        return [[block] for block in blocks]
+    paragraphs = [part.strip("\n") + "\n" for part in blocks[0][docstring.end() :].split("\n\n") if part.strip()]
+    return [[docstring.group(), *paragraphs], *([block] for block in blocks[1:])]
 
 
 _formatted: dict[str, str] = {}
 
 
-def _format_block(block: str) -> str:
-    if block not in _formatted:
-        _formatted[block] = black.format_str(block, mode=MODE)
-    return _formatted[block]
+def _format_piece(piece: str) -> str:
+    if piece not in _formatted:
+        _formatted[piece] = black.format_str(piece, mode=MODE)
+    return _formatted[piece]
 
 
-def _format_ahead(blocks: set[str]) -> None:
+def _format_ahead(pieces: set[str]) -> None:
     """Fill `_formatted` in parallel where it pays: black takes about a millisecond a line."""
-    missing = sorted(blocks - _formatted.keys(), key=len, reverse=True)
+    missing = sorted(pieces - _formatted.keys(), key=len, reverse=True)
     workers = min(4, os.cpu_count() or 1)
     if len(missing) < 16 or workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
         return
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for block, formatted in zip(missing, pool.imap(_try_format, missing, chunksize=1), strict=True):
+        for piece, formatted in zip(missing, pool.imap(_try_format, missing, chunksize=4), strict=True):
             if formatted is not None:
-                _formatted[block] = formatted
+                _formatted[piece] = formatted
 
 
-def _try_format(block: str) -> str | None:
+def _try_format(piece: str) -> str | None:
     try:
-        return black.format_str(block, mode=MODE)
+        return black.format_str(piece, mode=MODE)
     except black.InvalidInput:
         return None  # `format_source` meets it again and says which template
