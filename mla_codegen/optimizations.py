@@ -35,10 +35,6 @@ def _xcds(target: Target) -> str | None:
     return None if target.xcds > 1 else f"{target.name} has one die; the remap needs several XCDs (gfx942, gfx950)"
 
 
-def _lazy(target: Target) -> str | None:
-    return None if "hopper" in target.families else f"{target.name} has no kernels that know how"
-
-
 def _fp8_mma(target: Target) -> str | None:
     return None if target.fp8_mma else f"{target.name} has no fp8 matrix instructions that a kernel may rely on"
 
@@ -97,13 +93,6 @@ _ALL = (
         "fp8 KV",
         _everywhere,
         fp8_only=True,
-    ),
-    Optimization(
-        "lazy_rescale",
-        "Rescales the sums only when a head's maximum has risen by more than 2^8 since they were last rescaled, and "
-        "exchanges maxima and weights between warps in one step a tile.",
-        "the hopper family (sm_90)",
-        _lazy,
     ),
 )
 

@@ -216,14 +216,13 @@ def stage1(
     q_rope = q_rope * gl.convert_layout(to_fp8, HEAD_OF_Q_ROPE)[:, None]
     q_latent_high = q_latent.to(gl.float8e4nv)
     q_rope_high = q_rope.to(gl.float8e4nv)
-    q_latent_low = (q_latent - q_latent_high.to(gl.float32)).to(gl.float8e4nv)
-    q_rope_low = (q_rope - q_rope_high.to(gl.float32)).to(gl.float8e4nv)
     q_latent_shared = gl.allocate_shared_memory(gl.float8e4nv, [2 * BLOCK_H, LATENT], KV_LATENT)
     q_rope_shared = gl.allocate_shared_memory(gl.float8e4nv, [2 * BLOCK_H, ROPE], KV_ROPE)
+    # The high parts are stored before they are widened again: otherwise ptxas 12.8 widens registers that nobody wrote.
     q_latent_shared.slice(0, BLOCK_H).store(q_latent_high)
     q_rope_shared.slice(0, BLOCK_H).store(q_rope_high)
-    q_latent_shared.slice(BLOCK_H, BLOCK_H).store(q_latent_low)
-    q_rope_shared.slice(BLOCK_H, BLOCK_H).store(q_rope_low)
+    q_latent_shared.slice(BLOCK_H, BLOCK_H).store((q_latent - q_latent_high.to(gl.float32)).to(gl.float8e4nv))
+    q_rope_shared.slice(BLOCK_H, BLOCK_H).store((q_rope - q_rope_high.to(gl.float32)).to(gl.float8e4nv))
     score_scale = gl.convert_layout(q_max * (sm_scale * unit * LOG2E / FP8_MAX), HEAD_OF_SCORES)
     fence_async_shared()  # wgmma reads q through the async proxy
     gl.thread_barrier()

@@ -15,13 +15,12 @@ from .stages import POINTER, Stage, stage1, stage2
 ALWAYS = frozenset({"exp2", "peeled_tail", "direct_out"})
 NEVER = {
     "fast_rcp": "it divides once a head and split, after the loop",
-    "lazy_rescale": "the sums are rescaled while the next tile comes from memory",
 }
 LATENTS = (256, 512)
 ROPE = 64
 STAGES = 2  # tiles: one in LDS, the next in registers
-WAVES_PER_EU = 2  # the compiler keeps to 256 registers a lane
-WAVES_OF_CU = 4 * WAVES_PER_EU
+WAVES_PER_EU = 2
+SIMDS, REGISTERS = 4, 512  # of a CU, and of a SIMD's lanes: shared out among the waves on it
 LSE_BOUNDS = {0: 1e-3, 1: 0.2, 2: 5e-3}  # of scores of a few units, by the fp8 numbers that q becomes
 WEIGHT_SHIFTS = {240.0: 7.0, 448.0: 8.0}  # weights end at 1: as far as fp8 reaches
 FP8_FORMATS = {"fp8_e4m3fnuz": ("gl.float8e4b8", 240.0), "fp8_e4m3fn": ("gl.float8e4nv", 448.0)}
@@ -70,6 +69,7 @@ class Details:
     views           shared memory is read as another type than it was written
     head_waves, column_waves         waves along heads and along rows or columns
     rows_of_wave, columns_of_wave    of the scores and of the output
+    shared_kb       LDS; most_registers: what waves_per_eu leaves a lane; shares_cu: two programs fit a CU
     unit            neighbouring latent columns that a lane reads of a row; 0: V comes through the transposing read
     out_*, value_*, maxima_*         bases of register layouts over (head, column), (row, word) and (head, maximum)
     maxima          partial maxima of a row
@@ -97,6 +97,7 @@ class Details:
     columns_of_wave: int
     shared_kb: int
     shares_cu: bool
+    most_registers: int
     unit: int
     max_columns: int
     maxima: int
@@ -139,10 +140,13 @@ def resources(request: Request, form: Form) -> Resources | list[Problem]:
     if num_stages != STAGES:
         what = f"num_stages {num_stages}: one tile is in LDS and the next one in registers, no more and no less"
         problems.append(Problem(knobs.loc("num_stages"), what, fix=f"num_stages: {STAGES}"))
+    if waves_per_eu not in (1, WAVES_PER_EU):
+        what = f"waves_per_eu {waves_per_eu}: the kernels need more than {REGISTERS // 3} registers a lane"
+        problems.append(Problem(knobs.loc("waves_per_eu"), what, fix=f"waves_per_eu: {WAVES_PER_EU}"))
     if problems:
         return problems
     need = shared_bytes(request, form, block_h)
-    resident = min(request.target.shared_bytes // need, WAVES_OF_CU // num_warps)
+    resident = max(1, min(request.target.shared_bytes // need, SIMDS * waves_per_eu // num_warps))
     return Resources(block_n, block_h, num_warps, num_stages, waves_per_eu, need, resident)
 
 
@@ -195,6 +199,7 @@ def details(request: Request, form: Form, *, taken_as: str, transposes: bool) ->
         columns_of_wave=request.latent // column_waves,
         shared_kb=round(numbers.shared_bytes / 1024),
         shares_cu=numbers.resident > 1,
+        most_registers=REGISTERS // (numbers.waves_per_eu or 1),
         unit=unit,
         max_columns=form.max_columns,
         maxima=maxima,

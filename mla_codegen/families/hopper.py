@@ -36,7 +36,6 @@ ROPES = (32, 64, 128)
 WARPS_OF_TILE = {64: 4, 128: 8}  # each warp takes 16 KV rows of the scores
 SM_BYTES, RESERVED = 233472, 1024  # shared memory of an SM, and what each program takes beside its own
 V_ROWS = 16  # KV rows of V in registers at a time
-SLACK = 8  # lazy_rescale: weights reach 2^SLACK, far below f16's 65504
 PARTIALS_AT_ONCE = 4096  # fp32 numbers of partials that 4 warps of stage 2 hold; 8 warps beyond
 
 
@@ -48,8 +47,6 @@ class Details:
     kind           folder of templates: fp8 or bf16
     bits           of a KV element; swizzle_latent, swizzle_rope: bytes over which TMA swizzles each part
     tile_bytes     of a KV tile
-    warp_bases     register bases over the warps, of the layout in which each thread holds every warp's maximum
-    early_rows     lazy_rescale: rows of V that are in registers before the scores are
     shares_sm      two programs fit an SM
     lse_bound      what `verify` lets LSE be off by, for scores of a few units: q as two fp8 numbers has 8 to 9 bits
     merge_splits   splits that stage 2 loads, a power of two; masked_splits: some of them do not exist
@@ -66,10 +63,6 @@ class Details:
     shared_kb: int
     shares_sm: bool
     v_rows: int
-    lazy: bool
-    slack: int
-    early_rows: int
-    warp_bases: tuple[int, ...]
     lse_bound: float
     merge_splits: int
     masked_splits: bool
@@ -139,7 +132,6 @@ def details(request: Request) -> Details:
     merge_splits = 1 << ((request.splits or MAX_SPLITS) - 1).bit_length()
     column_blocks = request.knobs.take("column_blocks", _column_blocks(merge_splits, request.latent))
     columns = request.latent // column_blocks
-    lazy = "lazy_rescale" in request.options
     return Details(
         compute="fp16" if request.is_fp8 else "bf16",
         kind="fp8" if request.is_fp8 else "bf16",
@@ -152,10 +144,6 @@ def details(request: Request) -> Details:
         shared_kb=round(numbers.shared_bytes / 1024),
         shares_sm=numbers.resident == 2,
         v_rows=V_ROWS,
-        lazy=lazy,
-        slack=SLACK,
-        early_rows=numbers.block_n // 2,
-        warp_bases=tuple(1 << bit for bit in range(numbers.num_warps.bit_length() - 1)),
         lse_bound=5e-3 if request.is_fp8 else 1e-3,
         merge_splits=merge_splits,
         masked_splits=request.splits != merge_splits,

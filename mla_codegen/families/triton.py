@@ -74,7 +74,7 @@ class Details:
 NAME = "triton"
 GLUON = False
 ALWAYS: frozenset[str] = frozenset()  # every optimisation is a choice here
-NEVER = {"lazy_rescale": "tl.dot adds to sums that are rescaled at every tile"}
+NEVER: dict[str, str] = {}
 KNOBS: frozenset[str] = frozenset()
 TUNABLE = {  # what `tune` may try; the plan says which combinations are legal
     "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
