@@ -26,7 +26,10 @@ def inspect(
     kv: Annotated[str | None, typer.Option("--kv", help="Only this KV dtype")] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Say only what is wrong; of kernels that differ only in splits, inspect one"),
+        typer.Option("--check", help="Say only what is wrong, not the tables"),
+    ] = False,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Of stages 1 that differ in nothing but the number of splits, only one")
     ] = False,
     against: Annotated[
         str | None,
@@ -59,7 +62,7 @@ def inspect(
         shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
     try:
         chosen = [(plan, inspection.choose(plan, shapes, kv)) for plan in plans]
-        subjects = inspection.subjects_of(chosen, representative=check)
+        subjects = inspection.subjects_of(chosen, representative=sample)
         theirs = _theirs(against, plans, shapes) if against else []
         with report.progress("inspect") as advance:
             rows = inspect_cases(
