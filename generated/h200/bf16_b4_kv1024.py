@@ -6,7 +6,7 @@ tuned for 4 requests of 1024 rows on sm_90 (NVIDIA H200).
 Right for any number of requests of any lengths; fastest near the shape above.
 
     stage 1   one program per (query row, split)   ->  partial output and LSE of the split's rows
-    stage 2   one program per (query row, head, column block)   ->  out = sum over splits of partial * exp2(lse_split - lse)
+    stage 2   one program per (query row, head, column block)   ->  output and LSE, merged over the splits
 
 Stage 1 folds tiles of 64 KV rows into a running softmax. Everything is transposed, so that the 16 heads are the MMA's N
 and the many KV rows or latent columns its M of 64:
@@ -255,10 +255,11 @@ def stage1(
 
 @triton.jit
 def stage2(partial, partial_lse, out, lse):
-    """Merge the splits of one query row and head, COLUMNS of its columns. Launched as a dependent of stage 1: it is on the SMs early.
+    """Merge the splits of one query row and head, COLUMNS of its columns.
 
-    A split that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is
-    good and waiting for the LSE first would cost a memory latency, but not used.
+    Launched as a dependent of stage 1, so that it is on the SMs early. A split that had no rows left its partial
+    unwritten (perhaps NaN). Such a partial is loaded, because its address is good and waiting for the LSE first would
+    cost a memory latency, but not used.
     """
     column_block = tl.program_id(0) % COLUMN_BLOCKS
     at = (tl.program_id(0) // COLUMN_BLOCKS).to(tl.int64)  # query row * HEADS + head
