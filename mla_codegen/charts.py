@@ -55,12 +55,16 @@ def _bars(panel: Any, rows: list[Row], colors: dict[str, str], kind: str) -> Non
                 spreads.append((timing.time.median - timing.time.low, timing.time.high - timing.time.median))
         errors = list(zip(*spreads, strict=True))
         bars = panel.bar(at, heights, width * 0.92, color=colors[name], label=name, yerr=errors, ecolor=INK)
-        panel.bar_label(bars, [f"{height:.3g}" for height in heights], fontsize=6, padding=2)
+        panel.bar_label(
+            bars, [f"{height:.0f}" if height >= 100 else f"{height:.3g}" for height in heights], fontsize=6, padding=2
+        )
     panel.margins(y=0.12)
     panel.set_xticks(range(len(rows)), [row.workload.shape for row in rows])
     panel.set_xlabel("requests x KV rows of each")
     panel.set_ylabel("µs")
-    panel.set_title(f"{kind} KV: time of a call, median and quartiles", loc="left")
+    wrong = any(timing.wrong and timing.time for row in rows for timing in row.timings)
+    note = "; what is wrong is left out" if wrong else ""
+    panel.set_title(f"{kind} KV: time of a call, median and quartiles{note}", loc="left")
     _clean(panel)
     if names:
         panel.legend(frameon=False, fontsize=8, loc="upper left")

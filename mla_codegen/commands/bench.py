@@ -148,9 +148,11 @@ def show(result: "Report") -> None:
         from ..timing import geometric_mean
 
         graph, eager = result.ratios(base, name, "graph"), result.ratios(base, name, "eager")
-        means = f"{geometric_mean(graph):.2f}x in a graph, {geometric_mean(eager):.2f}x eagerly"
-        shapes = f"{len(eager)} shape{'s' if len(eager) != 1 else ''}"
-        terminal.out.print(f"{base} against {name}, geometric mean of {shapes}: {means}", markup=False, soft_wrap=True)
+        what = f"{len(eager)} shape{'s' if len(eager) != 1 else ''}"
+        kinds = ((graph, "in a graph"), (eager, "eagerly"))
+        means = ", ".join(f"{geometric_mean(ratios):.2f}x {how}" for ratios, how in kinds if ratios)
+        line = f"geometric mean of {what}: {means}" if means else "no shape that both did right"
+        terminal.out.print(f"{base} against {name}, {line}", markup=False, soft_wrap=True)
 
 
 def _cells(result: "Report", row: "Row", timing: "Timing") -> list[str]:

@@ -9,9 +9,15 @@ Overrides = dict[str, Any]
 
 
 def needed(space: Space, winner: Candidate) -> Overrides:
-    """The fewest of the winner's settings that give its kernel when they are laid over the spec as it is."""
+    """The fewest of the winner's settings that give its kernel when they are laid over the spec as it is.
+
+    A family that is new is said in any case: other settings may imply it, but nobody could tell.
+    """
     settings = dict(winner.settings)
+    moved = winner.kernel.family != space.current.kernel.family
     for knob in list(settings):
+        if knob == "family" and moved:
+            continue
         fewer = {name: value for name, value in settings.items() if name != knob}
         try:
             if space.candidate(fewer).gives(winner):

@@ -1,6 +1,7 @@
 """The whole bench on a CPU: kernels in the interpreter, a clock that the test winds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "graph: [because]" in out  # what failed says why, brackets and all
     assert "h200 against peer, geometric mean of 2 shapes: 2.00x in a graph, 1.50x eagerly" in lines[-1]
     assert "read 4.00 TB/s, bf16 product 800 TFLOP/s" in out
+    show(replace(report(), rows=report().rows[2:]))
+    assert "h200 against peer, no shape that both did right" in capsys.readouterr().out
 
 
 def test_others_by_module_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,13 @@ def test_only_what_is_not_inherited_is_needed() -> None:
     assert needed(where, where.current) == {}
 
 
+def test_another_family_is_named() -> None:
+    where = space(text=SPEC.replace("sm_80", "sm_90").replace("  num_warps: 4\n", ""))
+    assert where.current.kernel.family == "hopper"
+    winner = where.candidate({"family": "triton", "splits": 16, "block_n": 32, "num_warps": 4, "num_stages": 2})
+    assert needed(where, winner)["family"] == "triton"
+
+
 @pytest.mark.parametrize(
     ("per_kv", "common", "single"),
     [
