@@ -6,6 +6,7 @@
 #   make format     mend formatting and what ruff can mend
 #   make drift      fail if generated/ is not what the specs and templates give
 #   make renew      write anew what the tests compare with: golden files, messages of broken specs, the JSON Schema
+#   make inspect    hold what the compiler makes of the shipped specs to their limits
 #   make wheel      build a wheel, install it alone and use it outside of the checkout
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ SPECS ?= $(sort $(wildcard specs/*.yaml))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-for-mla-codegen
 
-.PHONY: verify test lint format drift renew wheel
+.PHONY: verify test lint format drift inspect renew wheel
 
 verify: $(READY)
 	$(BIN)/mla-codegen build $(SPECS)
@@ -38,6 +39,10 @@ format: $(READY)
 
 drift: $(READY)
 	$(BIN)/mla-codegen check $(SPECS)
+
+inspect: $(READY)
+	$(BIN)/mla-codegen inspect $(filter-out specs/portable.yaml,$(SPECS)) --check --sample
+	$(BIN)/mla-codegen inspect specs/portable.yaml --check --shape 64x8192
 
 renew: $(READY)
 	$(BIN)/mla-codegen schema > mla-codegen.schema.json
