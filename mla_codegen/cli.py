@@ -10,6 +10,7 @@ import typer
 
 from . import __version__, report, write
 from .commands.bench import bench
+from .commands.bundle import bundle
 from .commands.common import Json, Out, Spec, Specs, fail, load_plans
 from .commands.inspect import inspect
 from .commands.tune import tune
@@ -226,14 +227,31 @@ def verify(
     mla-codegen verify specs/portable.yaml
 
     mla-codegen verify specs/*.yaml --json
-    """
-    from .verify import verify_plans
 
-    plans = load_plans(specs, Path("generated"))
-    with report.progress("verify") as advance:
-        results = verify_plans(
-            plans, device=device.value, seed=seed, progress=lambda result, total: advance(result.kernel, total)
-        )
+    mla-codegen verify submission.py
+
+    A Python file is taken for a submission, ours or another, and called as a leaderboard calls it.
+    """
+    from .verify import Result, verify_plans
+
+    submissions = [path for path in specs if path.suffix == ".py"]
+    plans = load_plans([path for path in specs if path not in submissions], Path("generated"))
+    missing = [str(path) for path in submissions if not path.is_file()]
+    if missing:
+        fail(f"{', '.join(missing)}: no such file", 2)
+    results: list[Result] = []
+    if plans:
+        with report.progress("verify") as advance:
+            results += verify_plans(
+                plans, device=device.value, seed=seed, progress=lambda result, total: advance(result.kernel, total)
+            )
+    for path in submissions:
+        from .leaderboard import verify_submission
+
+        with report.progress(f"verify {path}") as advance:
+            results += verify_submission(
+                path, device=device.value, seed=seed, progress=lambda result, total: advance(result.kernel, total)
+            )
     if as_json:
         typer.echo(json.dumps([result.json() for result in results]))
     else:
@@ -244,6 +262,7 @@ def verify(
 app.command()(inspect)
 app.command()(bench)
 app.command()(tune)
+app.command()(bundle)
 
 
 @app.callback(invoke_without_command=True)

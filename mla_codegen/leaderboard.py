@@ -1,0 +1,179 @@
+"""A submission as the leaderboard calls it, held to float64: its inputs, its own check, and ours, which is stricter.
+
+The leaderboard lets 5 % of the elements be off by more than 0.1, which an output of half the KV passes.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .reference import Case, poisoned_scratch, reference, relative_l2
+from .verify import BOUND_16_BIT, Result, _interpret
+
+ALLOWED = re.compile(r"^# Relative L2 error that `mla-codegen verify` allows: (.*)$", re.M)
+TORCH = {"fp8": torch.float8_e4m3fn, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
+SHAPES = ((4, 1024), (3, 500))  # of a submission that has no table of shapes
+SHORT = (300, 1, 0, 5, 33, 64, 130, 63)  # KV lengths on a CPU, in turns
+
+Data = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Dimensions of the attention, as a submission's config has them."""
+
+    heads: int = 16
+    latent: int = 512
+    rope: int = 64
+
+
+def make_data(
+    lens: list[int], *, kv_seq_len: int, model: Model = Model(), fp8: str = "fp8_e4m3fn", seed: int = 0,
+    device: str = "cpu",
+) -> tuple[Data, dict[str, Case]]:  # fmt: skip
+    """Inputs as the leaderboard makes them, and the cases that its forms of the KV amount to, by kv_data's keys.
+
+    Queries and KV are standard normal in bf16; fp8 is the KV over amax / 448; "mxfp4" is there for show.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    batch, row, total = len(lens), model.latent + model.rope, sum(lens)
+    q = torch.randn(batch, model.heads, row, generator=generator).bfloat16().to(device)
+    kv = torch.randn(total, 1, row, generator=generator).bfloat16().to(device)
+    scale = (kv.float().abs().amax() if total else torch.ones((), device=device)) / torch.finfo(TORCH[fp8]).max
+    scale = scale.clamp(min=1e-12).reshape(1)
+    fp8_kv = (kv.float() / scale).to(TORCH[fp8])
+    qo_indptr = torch.arange(batch + 1, dtype=torch.int32, device=device)
+    kv_indptr = torch.tensor([0, *lens]).cumsum(0).to(torch.int32).to(device)
+    sm_scale = row**-0.5
+    packed = torch.zeros(total, 1, row // 2, dtype=torch.uint8, device=device)
+    block_scales = torch.full((total, row // 32), 127, dtype=torch.uint8, device=device)
+    kv_data = {"bf16": kv, "fp8": (fp8_kv, scale), "mxfp4": (packed, block_scales)}
+    config = {
+        "batch_size": batch, "num_heads": model.heads, "num_kv_heads": 1, "qk_head_dim": row,
+        "kv_lora_rank": model.latent, "qk_rope_head_dim": model.rope, "v_head_dim": model.latent, "q_seq_len": 1,
+        "kv_seq_len": kv_seq_len, "sm_scale": sm_scale,
+    }  # fmt: skip
+    common = (qo_indptr, kv_indptr, sm_scale)
+    cases = {"bf16": Case(q, kv, *common, None), "fp8": Case(q, fp8_kv, *common, scale)}
+    return (q, kv_data, qo_indptr, kv_indptr, config), cases
+
+
+def passes_leaderboard(out: torch.Tensor, want: torch.Tensor) -> bool:
+    """The leaderboard's own check: at most 5 % of the elements further off than 0.1 + 0.1 |want|."""
+    off = (out.double() - want.double()).abs() > 0.1 + 0.1 * want.double().abs()
+    return bool(off.double().mean() <= 0.05)
+
+
+def load_submission(path: Path) -> ModuleType:
+    """Import a submission, with a stand-in for the server's `task` module."""
+    task = ModuleType("task")
+    task.input_t, task.output_t = tuple, torch.Tensor  # type: ignore[attr-defined]
+    had = sys.modules.get("task")
+    sys.modules["task"] = task
+    try:
+        spec = importlib.util.spec_from_file_location(f"submission_{abs(hash(path.resolve()))}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    finally:
+        if had is None:
+            del sys.modules["task"]
+        else:
+            sys.modules["task"] = had
+    return module
+
+
+def verify_submission(
+    path: Path, *, device: str = "auto", seed: int = 0, progress: Callable[[Result, int], None] | None = None
+) -> list[Result]:
+    """Call `custom_kernel` of a submission with each of its shapes and forms of KV; each output against float64.
+
+    device   cuda, cpu (Triton's interpreter, in processes of their own), or auto: the GPU if there is one
+    """
+    on_gpu = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" and device != "cpu"
+    results: dict[int, Result] = {}
+    if device == "cuda" or (device == "auto" and on_gpu):
+        jobs = _jobs(path)
+        for number, job in enumerate(jobs):
+            results[number] = _verify(path, *job, "cuda", seed)
+            if progress:
+                progress(results[number], len(jobs))
+        return [results[number] for number in sorted(results)]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_interpret) as pool:
+        jobs = pool.submit(_jobs, path).result()
+        running = {pool.submit(_verify, path, *job, "cpu", seed): number for number, job in enumerate(jobs)}
+        for future in as_completed(running):
+            results[running[future]] = future.result()
+            if progress:
+                progress(future.result(), len(jobs))
+    return [results[number] for number in sorted(results)]
+
+
+def _jobs(path: Path) -> list[tuple[str, int, int, float]]:
+    """(KV dtype, batch, KV rows, bound) of each check; one shape more for the general kernels."""
+    module = load_submission(path)
+    said = ALLOWED.search(path.read_text(encoding="utf-8"))
+    bounds = dict(part.split() for part in said.group(1).split(", ")) if said else {}
+    kinds = list(getattr(module, "DTYPES", ("bf16", "fp8")))
+    tables = getattr(module, "SHAPES", {})
+    jobs = []
+    for kv in kinds:
+        shapes = [
+            (rows, int((max(low, 1) * min(high, 1 << 24)) ** 0.5))
+            for rows, ranges in tables.get(kv, {}).items()
+            for low, high, _ in ranges
+        ]
+        for batch, kv_len in (*(shapes or SHAPES), (3, 700), (1, 5)):
+            jobs.append((kv, batch, kv_len, float(bounds.get(kv, BOUND_16_BIT))))
+    return jobs
+
+
+def _verify(path: Path, kv: str, batch: int, kv_len: int, bound: float, device: str, seed: int) -> Result:
+    begin = time.perf_counter()
+    error, failure = 0.0, ""
+    try:
+        module = load_submission(path)
+        if device == "cpu":
+            from .runtime import interpreter
+
+            interpreter.correct()
+            lens = [SHORT[i % len(SHORT)] for i in range(batch)]
+        else:
+            lens = [max(0, kv_len - 7 * i) if i % 5 else kv_len for i in range(batch)]
+        model = Model(*(getattr(module, name, default) for name, default in _sizes()))
+        fp8 = kv if kv.startswith("fp8_") else "fp8_e4m3fn"
+        data, cases = make_data(lens, kv_seq_len=kv_len, model=model, fp8=fp8, seed=seed, device=device)
+        form = kv.split("_")[0]
+        with poisoned_scratch():
+            out = module.custom_kernel((data[0], {form: data[1][form]}, *data[2:]))
+        want, _ = reference(cases[form], model.latent)
+        if out.shape != want.shape:
+            failure = f"the output has shape {tuple(out.shape)}, not {tuple(want.shape)}"
+        elif not bool(torch.isfinite(out).all()):
+            failure = "the output holds NaN or infinity"
+        else:
+            error = relative_l2(out, want)
+            failure = "" if error <= bound else f"error {error:.1e} over {bound:.0e}"
+            if failure and passes_leaderboard(out, want):
+                failure += " (the leaderboard's own check would pass it)"
+    except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
+        failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
+    on = "GPU" if device == "cuda" else "CPU interpreter"
+    what = f"{batch} x {kv_len}, {kv}"
+    return Result(path.name, what, on, error, bound, 0.0, 0.0, time.perf_counter() - begin, failure)
+
+
+def _sizes() -> tuple[tuple[str, int], ...]:
+    return ("NUM_HEADS", 16), ("KV_LORA_RANK", 512), ("QK_ROPE_HEAD_DIM", 64)
