@@ -75,8 +75,9 @@ def tune(
                     if asked and (one.batch, one.kv_len) not in asked:
                         continue
                     space = Space(plan.spec, one, name)
+                    hints = [found.winner.resolved for found in founds if found.space.kv == name]
                     with terminal.progress("tune") as advance:
-                        founds.append(Search(space, machine, store, trials, seed, advance).run())
+                        founds.append(Search(space, machine, store, trials, seed, advance, hints).run())
     except Timeout:
         fail("another tune is running on this machine: their timings would disturb each other", 2)
     except KeyboardInterrupt:

@@ -56,10 +56,19 @@ Progress = Callable[[str, int], None]
 
 
 class Search:
-    """One search: `run` it once."""
+    """One search: `run` it once. `hints`: settings that are tried before others, winners of similar shapes say."""
 
-    def __init__(self, space: Space, machine: Machine, store: Store, trials: int, seed: int, progress: Progress | None):
-        self.space, self.machine, self.store = space, machine, store
+    def __init__(
+        self,
+        space: Space,
+        machine: Machine,
+        store: Store,
+        trials: int,
+        seed: int,
+        progress: Progress | None = None,
+        hints: Sequence[dict[str, Any]] = (),
+    ):
+        self.space, self.machine, self.store, self.hints = space, machine, store, hints
         self.trials, self.seed, self.progress = trials, seed, progress
         self.results: dict[str, tuple[Candidate, Measured]] = {}  # by identity
         self.reused = 0
@@ -94,12 +103,16 @@ class Search:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(seed=self.seed, multivariate=True, group=True, constant_liar=True)
         study = optuna.create_study(sampler=sampler)
+        for settings in (self.space.current.resolved, *self.hints):
+            if parameters := self._as_trial(settings):
+                study.enqueue_trial(parameters)
         suggestions = 0
         first = [self.space.current]  # beside others from the start: compiling it alone would leave cores idle
         while len(self.results) < self.trials and suggestions < TRIES * self.trials:
             asked: list[tuple[Any, Candidate]] = []
-            wanted = min(self.machine.batch, self.trials - len(self.results)) - len(first)
-            while len(asked) < wanted and suggestions < TRIES * self.trials:
+            new = {candidate.identity for candidate in first}
+            wanted = min(self.machine.batch, self.trials - len(self.results))
+            while len(new) < wanted and suggestions < TRIES * self.trials:
                 suggestions += 1
                 trial = study.ask()
                 try:
@@ -110,14 +123,20 @@ class Search:
                 known = self.results.get(candidate.identity)
                 if known:
                     _tell(study, trial, known[1])
-                elif all(candidate.identity != other.identity for other in (*first, *(c for _, c in asked))):
-                    asked.append((trial, candidate))
                 else:
-                    study.tell(trial, state=TrialState.FAIL)  # a twin in this batch: nothing to learn
+                    asked.append((trial, candidate))
+                    new.add(candidate.identity)
             self._try([*first, *(candidate for _, candidate in asked)])
             first = []
             for trial, candidate in asked:
                 _tell(study, trial, self.results[candidate.identity][1])
+
+    def _as_trial(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings as the study's parameters, as far as it has them."""
+        family = settings.get("family")
+        knobs = self.space.families.get(str(family), {})
+        named = {f"{family}.{knob}": settings[knob] for knob in knobs if settings.get(knob) in knobs[knob]}
+        return {"family": family, **named} if knobs and len(self.space.families) > 1 else named
 
     def _suggest(self, trial: Any) -> dict[str, Any]:
         names = list(self.space.families)
@@ -129,7 +148,11 @@ class Search:
 
     def _try(self, candidates: Sequence[Candidate]) -> None:
         """Fill `results` for those that are not in it."""
-        new = list({c.identity: c for c in candidates if c.identity not in self.results}.values())
+        distinct: dict[str, Candidate] = {}
+        for candidate in candidates:
+            if candidate.identity not in self.results:
+                distinct.setdefault(candidate.identity, candidate)
+        new = list(distinct.values())
         keys = {c.identity: c.key(self.space.workload, self.machine.device, self.machine.triton) for c in new}
         for candidate in new:
             known = self.store.get(keys[candidate.identity])

@@ -32,6 +32,17 @@ def test_tpe_finds_a_far_better_setting(tmp_path: Path) -> None:
     assert machine.finals[0].settings == {} and len(machine.finals) == 1 + FINALISTS
 
 
+def test_hints_come_first(tmp_path: Path) -> None:
+    hint = {"family": "triton", "splits": 12, "block_n": 32, "num_warps": 8, "num_stages": 3, "waves_per_eu": 7}
+    illegal = {"family": "triton", "splits": 4, "block_n": 128, "num_warps": 8, "num_stages": 4}
+    machine = FakeMachine()
+    others = [{"family": "cdna9"}, illegal, hint]
+    found = Search(space(), machine, Store(tmp_path / "store"), 12, 0, hints=others).run()
+    tried = machine.measured[1].kernel
+    assert (tried.splits, tried.block_n, tried.num_warps, tried.num_stages) == (12, 32, 8, 3)
+    assert found.best.us <= cost(tried) and found.tried == 12
+
+
 def test_the_same_seed_asks_for_the_same(tmp_path: Path) -> None:
     one, two = FakeMachine(), FakeMachine()
     search(one, tmp_path / "a").run()
