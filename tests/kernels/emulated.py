@@ -1,0 +1,75 @@
+"""Gluon kernels of small specs on a CPU: rendered, published and run by the emulator, one by one."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from harness import Got, make_plans
+
+from mla_codegen import emulate
+from mla_codegen.plan import KernelPlan
+from mla_codegen.reference import Case
+from mla_codegen.verify import emulated
+from mla_codegen.write import fresh_build, publish
+
+
+class Emulated:
+    """The kernels of one spec. `package` must be a name that nobody else imports."""
+
+    def __init__(self, spec: dict[str, Any], folder: Path, package: str):
+        self.plan = make_plans(spec)
+        self.folder, self.package = folder / package, package
+        self.files = fresh_build([self.plan], self.folder)
+        publish(self.files, self.folder, {self.plan.name})
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        self._modules: dict[str, ModuleType] = {}
+
+    def kernel(self, part: str) -> KernelPlan:
+        """The plan of the kernel whose name ends so: `any`, `any_direct`, `b2_kv256`, ..."""
+        return next(kernel for kernel in self.plan.kernels if kernel.name.endswith(f"_{part}"))
+
+    def run(self, part: str, case: Case, splits: int | None = None, *, kv_visible: torch.Tensor | None = None) -> Got:
+        """(out, LSE) of the kernel `part`."""
+        kernel = self.kernel(part)
+        if kernel.name not in self._modules:
+            self._modules[kernel.name] = emulated(str(self.folder), f"{self.package}.{self.plan.name}.{kernel.name}")
+        return launch(self._modules[kernel.name], kernel, case, splits, kv_visible)
+
+    def run_changed(self, part: str, old: str, new: str, case: Case, splits: int | None = None) -> Got:
+        """The same with a fault planted into the kernel's text: `old`, which must be there, becomes `new`."""
+        kernel = self.kernel(part)
+        path = f"{self.plan.name}/{kernel.name}.py"
+        assert old in self.files[path], f"{path} has no {old!r}"
+        module = emulate.load(self.files[path].replace(old, new), "changed")
+        if hasattr(module, "torch"):
+            module.torch.empty = lambda *args, **kwargs: torch.empty(*args, **kwargs)
+        return launch(module, kernel, case, splits, None)
+
+
+def launch(
+    module: ModuleType, kernel: KernelPlan, case: Case, splits: int | None, kv_visible: torch.Tensor | None
+) -> Got:
+    """(out, LSE) of one call. Both hold NaN before, and count as unwritten."""
+    shape = (case.q.shape[0], kernel.heads, kernel.latent)
+    out = emulate.poison(torch.empty(shape, dtype=torch.bfloat16))
+    lse = emulate.poison(torch.empty(shape[:2], dtype=torch.float32))
+    given: dict[str, Any] = {} if splits is None else {"splits": splits}
+    module.run(
+        q=case.q,
+        kv=case.kv,
+        qo_indptr=case.qo_indptr,
+        kv_indptr=case.kv_indptr,
+        kv_visible=kv_visible,
+        kv_scale=case.kv_scale,
+        sm_scale=case.sm_scale,
+        out=out,
+        lse=lse,
+        **given,
+    )
+    assert not emulate.unwritten(out).any() and not emulate.unwritten(lse).any()
+    return out, lse
