@@ -35,7 +35,7 @@ LATENTS = (128, 256, 512)
 ROPES = (32, 64, 128)
 WARPS_OF_TILE = {64: 4, 128: 8}  # each warp takes 16 KV rows of the scores
 SM_BYTES, RESERVED = 233472, 1024  # shared memory of an SM, and what each program takes beside its own
-# Each block of 16 heads reads the KV again. On an H200 bf16 KV at 64 x 8192 with 128 heads took 704 us so, and 481 us in
+# A block of 16 heads reads the KV again. On an H200 bf16 KV at 64 x 8192 with 128 heads took 704 us so, and 481 us in
 # plain Triton with blocks of 64 heads (fp8: 434 and 797 us): with more heads than this it serves only when asked for.
 BF16_HEADS = 80
 V_ROWS = 16  # KV rows of V in registers at a time
