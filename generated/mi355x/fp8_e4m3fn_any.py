@@ -26,7 +26,9 @@ keep two on each SIMD.
 A tile is always 128 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
 repeats are masked; a request with fewer than 128 visible rows repeats its last row instead. So only the last tile,
 peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers. 74 KB of LDS: one program a CU.
+its way into registers.
+
+74 KB of LDS and 8 waves of at most 256 registers a lane: room for one program on a CU.
 
 Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
 score scale carries log2 e).
