@@ -162,3 +162,19 @@ def test_refusals_say_what_is_wanted(alone: SimpleNamespace) -> None:
     q = torch.zeros(1, ranks_module.HEADS, ranks_module.LATENT + ranks_module.ROPE, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="give kv_len"):
         parallel.decode(q, q[0], qo_indptr, qo_indptr, sm_scale=1.0)
+
+
+def test_shared_memory_is_for_the_form_that_it_was_made_for(alone: SimpleNamespace) -> None:
+    """A single rank exchanges with itself, step after step; more rows or other heads than planned are refused."""
+    form = (2, ranks_module.HEADS, ranks_module.LATENT, torch.bfloat16)
+    memory = torch.zeros(alone.module.PeerMemory.size(*form, 1)[0], dtype=torch.uint8)
+    peers = alone.module.PeerMemory(*form, torch.device("cpu"), addresses=([memory.data_ptr()], memory))
+    for rows in (2, 1, 2):
+        partial = torch.randn(rows, *form[1:3]).bfloat16()
+        out, lse, partial_lse = torch.empty_like(partial), torch.empty(rows, form[1]), torch.randn(rows, form[1])
+        peers.merge(partial, partial_lse, out, lse)
+        assert torch.equal(out, partial)
+        torch.testing.assert_close(lse, partial_lse)
+    for wrong in (torch.empty(3, *form[1:3], dtype=torch.bfloat16), torch.empty(1, 1, form[2], dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match=r"this memory was made for torch\.bfloat16 \[2, 2, 64\] at most"):
+            peers.merge(wrong, wrong[..., 0].float(), wrong, wrong[..., 0].float())
