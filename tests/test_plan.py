@@ -90,12 +90,16 @@ def test_automatic_splits_are_the_rules(asked: str | None, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "block", "blocks", "masked"),
-    [(1, 16, 1, True), (16, 16, 1, False), (20, 32, 1, True), (32, 32, 1, False), (40, 64, 1, True), (64, 64, 1, False),
-     (96, 64, 2, True), (112, 64, 2, True), (128, 64, 2, False)],
+    ("target", "heads", "block", "blocks", "masked"),
+    [("portable", 1, 16, 1, True), ("portable", 16, 16, 1, False), ("portable", 20, 32, 1, True),
+     ("portable", 32, 32, 1, False), ("portable", 40, 32, 2, True), ("portable", 128, 32, 4, False),
+     ("sm_90", 40, 64, 1, True), ("sm_90", 64, 64, 1, False), ("sm_90", 112, 64, 2, True),
+     ("sm_90", 128, 64, 2, False)],
 )  # fmt: skip
-def test_automatic_head_blocks(heads: int, block: int, blocks: int, masked: bool) -> None:
-    found = kernel(model={"num_heads": heads})
+def test_automatic_head_blocks(target: str, heads: int, block: int, blocks: int, masked: bool) -> None:
+    """64 heads a program where q and the output then fit shared memory."""
+    defaults = {"family": "triton", "optimizations": ["packed_fp8"]}
+    found = kernel(target=target, model={"num_heads": heads}, defaults=defaults)
     assert (found.block_h, found.head_blocks, found.masked_heads) == (block, blocks, masked)
 
 
@@ -127,6 +131,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"target": "gfx950", **FP8_KV, "defaults": {"optimizations": ["fp8_mma", "packed_fp8"]}},
         r"largest number of fp8_e4m3fnuz \(byte 0x7F\) is NaN",
         "",
+    ),
+    "more heads than shared memory has room for": (
+        {"defaults": {"block_n": 32, "block_h": 128, "optimizations": ["packed_fp8"]}},
+        r"32 \w+ rows in 2 stages beside 128 heads needs 262,144 bytes of shared memory; portable has 98,304",
+        "block_h: 32 fits",
     ),
     "a tile below that of an fp8 MMA": (
         {"target": "gfx950", "defaults": {"block_n": 16, "optimizations": ["fp8_mma"]}},

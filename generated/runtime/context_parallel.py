@@ -70,14 +70,14 @@ def merge(  # type: ignore[no-untyped-def]
     total = tl.sum(tl.exp(parts - m), 0)
     acc = tl.zeros([LATENT], tl.float32)
     for first in range(0, RANKS, TILE):
-        ranks = first + tl.arange(0, TILE)
-        begin = ranks.to(tl.int64) * part
-        parts = tl.load(partial_lse + begin * 4 + at, mask=ranks < RANKS, other=float("-inf"))
+        some = first + tl.arange(0, TILE)  # names of their own: a loop must not change a variable's shape
+        begin = some.to(tl.int64) * part
+        some_lse = tl.load(partial_lse + begin * 4 + at, mask=some < RANKS, other=float("-inf"))
         rows = tl.load(
             partial + begin[:, None] * UNIT + at * LATENT + latent[None, :],
-            mask=(parts > float("-inf"))[:, None], other=0.0,
+            mask=(some_lse > float("-inf"))[:, None], other=0.0,
         )  # fmt: skip
-        acc += tl.sum(rows.to(tl.float32) * tl.exp(parts - m)[:, None], 0)
+        acc += tl.sum(rows.to(tl.float32) * tl.exp(some_lse - m)[:, None], 0)
     tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
     tl.store(lse + at, m + tl.log(total))
 

@@ -16,6 +16,7 @@ TORCH = {
     "fp8_e4m3fnuz": "torch.float8_e4m3fnuz",
 }
 LN2 = 0.6931471805599453
+MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
 @dataclass(frozen=True)
@@ -105,27 +106,33 @@ def resources(request: Request) -> Resources | list[Problem]:
     """Tile and launch numbers, or what stands in their way."""
     knobs, target = request.knobs, request.target
     fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
-    block_h = knobs.take("block_h", 16 if request.heads <= 16 else 32 if request.heads <= 32 else 64)
-    num_warps = knobs.take("num_warps", 8 if block_h >= 64 else 4)
     num_stages = knobs.take("num_stages", 2)
+
+    def memory(block_n: int, block_h: int) -> int:
+        return shared_bytes(request, block_n, block_h, num_stages)
+
+    heads = 16 if request.heads <= 16 else 64 if request.heads > 32 and memory(16, 64) <= target.shared_bytes else 32
+    block_h = knobs.take("block_h", heads)
+    num_warps = knobs.take("num_warps", 8 if block_h >= 64 else 4)
     waves = knobs.take("waves_per_eu", 0 if target.waves_per_eu else None)
-    row_bytes = request.row * BYTES[request.kv]
-    fits = [n for n in (64, 32, 16) if shared_bytes(target, n * row_bytes, num_stages) <= target.shared_bytes]
+    fits = [n for n in (64, 32, 16) if memory(n, block_h) <= target.shared_bytes]
     block_n = knobs.take("block_n", fits[0] if fits else 16)
-    need = shared_bytes(target, block_n * row_bytes, num_stages)
+    need = memory(block_n, block_h)
     problems = []
     if need > target.shared_bytes:
+        beside = f" beside {block_h} heads" if block_h >= MANY_HEADS else ""
         what = (
-            f"a tile of {block_n} {request.kv} rows in {num_stages} stages needs {need:,} bytes of shared memory; "
-            f"{target.name} has {target.shared_bytes:,}"
+            f"a tile of {block_n} {request.kv} rows in {num_stages} stages{beside} needs {need:,} bytes of shared "
+            f"memory; {target.name} has {target.shared_bytes:,}"
         )
-        smaller = [
-            n
-            for n in (128, 64, 32, 16)
-            if n < block_n and shared_bytes(target, n * row_bytes, num_stages) <= target.shared_bytes
-        ]
-        fix = f"block_n: {smaller[0]} fits" if smaller else "use fewer num_stages"
-        problems.append(Problem(knobs.loc("block_n"), what, fix=fix))
+        smaller = [n for n in fits if n < block_n]
+        fewer = [h for h in (64, 32, 16) if h < block_h and memory(block_n, h) <= target.shared_bytes]
+        if smaller:
+            problems.append(Problem(knobs.loc("block_n"), what, fix=f"block_n: {smaller[0]} fits"))
+        elif fewer:
+            problems.append(Problem(knobs.loc("block_h"), what, fix=f"block_h: {fewer[0]} fits"))
+        else:
+            problems.append(Problem(knobs.loc("block_n"), what, fix="use fewer num_stages"))
     if fp8_mma and not packed and block_n < 32:
         what = f"block_n {block_n} is below the 32 rows of an fp8 MMA"
         problems.append(Problem(knobs.loc("block_n"), what, allowed="32, 64, 128, 256", fix="block_n: 32"))
@@ -135,12 +142,22 @@ def resources(request: Request) -> Resources | list[Problem]:
     return Resources(block_n, block_h, num_warps, num_stages, waves or None, need, resident)
 
 
-def shared_bytes(target: Target, tile_bytes: int, num_stages: int) -> int:
-    """Bytes of shared memory of stage 1, from above: the pipelined KV tiles, beside which the rest finds room.
+def shared_bytes(request: Request, block_n: int, block_h: int, num_stages: int) -> int:
+    """Bytes of shared memory of stage 1, from above (held against the compiler's own numbers by a test).
 
-    AMD keeps one tile less than num_stages (the next one waits in registers).
+    The pipelined KV tiles; AMD keeps one less than num_stages, the next one waits in registers. From 64 heads on also
+    q and the widened columns of packed fp8, which MMA then reads from shared memory, or the output before its store.
     """
-    return tile_bytes * (max(1, num_stages - 1) if target.vendor == "amd" else num_stages)
+    amd = request.target.vendor == "amd"
+    packed = request.is_fp8 and "packed_fp8" in request.options
+    tiles = block_n * request.row * BYTES[request.kv] * (max(1, num_stages - 1) if amd else num_stages)
+    if block_h < MANY_HEADS:
+        return tiles
+    output = block_h * request.latent * (2 if amd and not packed else 4)
+    if amd:
+        return max(tiles, output)
+    widened = block_n * request.latent if packed else 0
+    return max(tiles + block_h * request.row * 2 + widened, output)
 
 
 def details(request: Request) -> Details:

@@ -143,8 +143,9 @@ def two_in(x, z, y, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.const
 @pytest.mark.parametrize("text", PAIR_TEXTS)
 def test_pairs_equal_the_gpu_bit_for_bit(text: str) -> None:
     x = torch.from_numpy(ALL_PAIRS.copy()).cuda()
-    even, odd = torch.empty(65536, dtype=torch.float16, device="cuda"), torch.empty(
-        65536, dtype=torch.float16, device="cuda"
+    even, odd = (
+        torch.empty(65536, dtype=torch.float16, device="cuda"),
+        torch.empty(65536, dtype=torch.float16, device="cuda"),
     )
     one_in_two_out[(256,)](x, even, odd, text, "=r,=r,r", 2)
     for got, want in zip((even, odd), asm.run(text, [ALL_PAIRS]), strict=True):

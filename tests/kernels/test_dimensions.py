@@ -30,10 +30,10 @@ def test_head_counts_of_other_decodes(build: Builder, mode: Mode, heads: int) ->
     check(got, case, bound=mode.bound, lse_bound=mode.lse_bound)
 
 
-@pytest.mark.parametrize("block_h", [16, 32, 64, 128])
+@pytest.mark.parametrize("block_h", [16, 32, 64])
 def test_head_blocks(build: Builder, block_h: int) -> None:
     """40 heads in blocks: whole, with a part, or all in one."""
-    kernels = build(BF16.spec(heads=40, block_h=block_h, shapes=SHAPES))
+    kernels = build(Mode("sm_90", "bf16").spec(heads=40, block_h=block_h, shapes=SHAPES))
     case = make_case([33, 20], heads=40)
     check(kernels.run(kernels.shaped.name, case), case)
 

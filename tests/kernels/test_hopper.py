@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from emulated import Emulated
 from harness import EXACT, Kernels, check, make_plans, make_spec
 
@@ -269,6 +270,8 @@ def test_only_what_was_packed_is_widened(compiled: dict[str, Compiled]) -> None:
 
 def test_who_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, and with another Triton, Gluon builds are passed over, with the reason."""
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("the dispatcher takes calls on a CPU only where Triton interprets")
     kernels = Kernels(spec_of(BF16), tmp_path, "gluon_only", torch.device("cpu"))
     case = make_case([9], seed=10)
     with pytest.raises(ValueError, match="mla-codegen verify"):
