@@ -1,9 +1,6 @@
 """Plan -> formatted source. Jinja places what the plan says; black has the last word on layout."""
 
 import hashlib
-import multiprocessing
-import os
-import re
 import traceback
 from functools import cache
 from pathlib import Path
@@ -11,10 +8,10 @@ from pathlib import Path
 import black
 import jinja2
 
+from .formatting import format_ahead, format_text
 from .plan import KernelPlan, Plan
 
 PACKAGE = Path(__file__).parent
-MODE = black.Mode(line_length=120, target_versions={black.TargetVersion.PY310}, magic_trailing_comma=False)
 
 
 def template_folder() -> Path:
@@ -48,7 +45,7 @@ def render_kernels(kernels: list[KernelPlan]) -> list[str]:
     """The files of many kernels: their blocks are formatted once each, on all cores."""
     names = [f"{kernel.family}/kernel.py.jinja" for kernel in kernels]
     texts = [_text(name, k=kernel, f=kernel.details) for name, kernel in zip(names, kernels, strict=True)]
-    _format_ahead({piece for text in texts for block in _blocks(text) for piece in block})
+    format_ahead(texts)
     return [format_source(text, name) for name, text in zip(names, texts, strict=True)]
 
 
@@ -101,47 +98,8 @@ def _place(error: Exception, name: str) -> str:
 
 
 def format_source(text: str, name: str) -> str:
-    """`text` as black writes it. It is formatted piece by piece, since the files of a build share most pieces."""
+    """`text` as black writes it."""
     try:
-        blocks = [[_format_piece(piece).rstrip("\n") for piece in block] for block in _blocks(text)]
+        return format_text(text)
     except black.InvalidInput as error:
         raise RenderError(f"templates/{name} rendered something that is not Python: {error}") from error
-    return "\n\n\n".join("\n\n".join(block) for block in blocks) + "\n"
-
-
-def _blocks(text: str) -> list[list[str]]:
-    """Top-level blocks, which two blank lines part; the first, with docstring and constants, in its paragraphs."""
-    blocks = [block.strip("\n") + "\n" for block in text.split("\n\n\n") if block.strip()]
-    docstring = re.match(r'(?:#.*\n)*""".*?"""\n', blocks[0], re.DOTALL) if blocks else None
-    if docstring is None:
-        return [[block] for block in blocks]
-    paragraphs = [part.strip("\n") + "\n" for part in blocks[0][docstring.end() :].split("\n\n") if part.strip()]
-    return [[docstring.group(), *paragraphs], *([block] for block in blocks[1:])]
-
-
-_formatted: dict[str, str] = {}
-
-
-def _format_piece(piece: str) -> str:
-    if piece not in _formatted:
-        _formatted[piece] = black.format_str(piece, mode=MODE)
-    return _formatted[piece]
-
-
-def _format_ahead(pieces: set[str]) -> None:
-    """Fill `_formatted` in parallel where it pays: black takes about a millisecond a line."""
-    missing = sorted(pieces - _formatted.keys(), key=len, reverse=True)
-    workers = min(4, os.cpu_count() or 1)
-    if len(missing) < 16 or workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        return
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for piece, formatted in zip(missing, pool.imap(_try_format, missing, chunksize=4), strict=True):
-            if formatted is not None:
-                _formatted[piece] = formatted
-
-
-def _try_format(piece: str) -> str | None:
-    try:
-        return black.format_str(piece, mode=MODE)
-    except black.InvalidInput:
-        return None  # `format_source` meets it again and says which template

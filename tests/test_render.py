@@ -16,9 +16,10 @@ import pytest
 import yaml
 from builds import plan_of, spec_of
 
-from mla_codegen import render
+from mla_codegen import formatting, render
+from mla_codegen.formatting import MODE
 from mla_codegen.plan import Plan, make_plan
-from mla_codegen.render import MODE, RenderError, render_kernel
+from mla_codegen.render import RenderError, render_kernel
 from mla_codegen.spec import load_spec
 from mla_codegen.write import fresh_build
 
@@ -64,7 +65,7 @@ def test_every_golden_file_is_rendered() -> None:
 def test_the_same_bytes_twice() -> None:
     first = [render_kernel(kernel) for kernel in plan_of(spec_of()).kernels]
     render.environment.cache_clear()
-    render._formatted.clear()
+    formatting._formatted.clear()
     assert [render_kernel(kernel) for kernel in plan_of(spec_of()).kernels] == first
 
 
@@ -190,3 +191,14 @@ def test_an_error_inside_an_include_names_the_include(templates: Path) -> None:
 
 def test_undefined_names_are_errors_everywhere() -> None:
     assert render.environment().undefined is jinja2.StrictUndefined
+
+
+def test_formatting_by_pieces_is_blacks_own() -> None:
+    """Paragraphs at any depth, docstrings with blank lines, and pieces that are none by themselves."""
+    text = '# one\n"""a\n\nb"""\n\nX=1\n\n\ndef f(a,b):\n    """c\n\n    d"""\n    if a:\n'
+    text += "        b=1\n\n        b=2\n\n    return b\n"
+    assert formatting.format_text(text) == black.format_str(text, mode=MODE)
+    broken = "def f(a):\n    if a:\n        b=1\n\n    else:\n        b=2\n    return b\n"
+    assert formatting.format_text(broken) == black.format_str(broken, mode=MODE)
+    with pytest.raises(black.InvalidInput):
+        formatting.format_text("def f(:\n")
