@@ -88,8 +88,8 @@ def tile_cycles(report: Report, *, resident: int | None = None, kv_row_bytes: in
     lds                             on the CU / SM: reads, writes, wgmma's own reads and what async copies put there
     issue                           instruction slots: a SIMD of an SM issues one a cycle; a GCN wave one each 4 cycles,
                                     so there `resident` programs share the wait
-    chain                           the tile's own dependent steps, matrix after LDS after vector, which only other
-                                    resident programs can hide
+    chain                           a wave's own dependent steps, matrix after LDS after vector, which other waves of
+                                    its SIMD and other resident programs can hide
     """
     hot, part = report.hot, HARDWARE[report.arch]
     if hot is None:
@@ -111,7 +111,7 @@ def tile_cycles(report: Report, *, resident: int | None = None, kv_row_bytes: in
         "transcendental": transcendental,
         "lds": lds,
         "issue": issue / resident if part.vendor == "amd" else issue * waves,
-        "chain": (matrix + vector + transcendental + lds) / resident,
+        "chain": (matrix + vector + transcendental + lds) / (resident * waves),
     }
 
 

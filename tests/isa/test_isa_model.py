@@ -78,6 +78,7 @@ def test_eight_waves_share_four_simds():
     one, two = tile_cycles(REPORT), tile_cycles(replace(REPORT, num_warps=8))
     assert two["matrix"] == 2 * one["matrix"]
     assert two["lds"] == 2 * one["lds"]
+    assert two["chain"] == one["chain"]  # the two waves of a SIMD hide each other's waits
 
 
 def test_residents_hide_chain_and_issue_on_amd():
