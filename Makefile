@@ -19,7 +19,7 @@ SPECS ?= $(sort $(wildcard specs/*.yaml))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-for-mla-codegen
 
-.PHONY: verify test lint format drift inspect renew wheel
+.PHONY: verify test lint format drift renew inspect wheel
 
 verify: $(READY)
 	$(BIN)/mla-codegen build $(SPECS)
