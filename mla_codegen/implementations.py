@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import write
 from .plan import Plan
 from .verify import BOUND_16_BIT, BOUND_FP8
 from .workers import first_line
 from .workload import Workload, workload_of
-from .write import fresh_build, publish
 
 
 class BenchError(Exception):
@@ -37,7 +37,7 @@ def build(plan: Plan, folder: Path, name: str) -> str:
     So two builds of one process never have the same module names, of which Python would import the first twice.
     """
     package = f"{name}_{folder.name.rpartition('-')[2]}"
-    publish(fresh_build([plan], folder / package), folder / package, {plan.name})
+    write.build([plan], folder / package)
     return package
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from .families import FAMILIES
 from .plan import KernelPlan, Plan
-from .write import fresh_build, publish
+from .write import build
 
 BOUND_16_BIT = 3e-3  # relative L2 of the output, 16-bit products
 BOUND_FP8 = 4e-2  # the same with q and the weights rounded to fp8
@@ -92,7 +92,7 @@ def verify_plans(
     """
     with tempfile.TemporaryDirectory(prefix="mla-codegen-verify-") as folder:
         out = Path(folder) / "verified"
-        publish(fresh_build(plans, out), out, {plan.name for plan in plans})
+        build(plans, out)
         jobs = [(plan, kernel) for plan in plans for kernel in plan.kernels]
         on = {plan.name: _device_of(plan, device) for plan in plans}
         results: dict[tuple[str, str], Result] = {}
