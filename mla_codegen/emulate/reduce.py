@@ -109,6 +109,19 @@ def reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: Any
     return results if many else results[0]
 
 
+def associative_scan(input: Any, axis: Any, combine_fn: Callable[..., Any], reverse: Any = False) -> Any:
+    """Running results along an axis, of any combine function of one tensor."""
+    x, at = _axis(input, axis)
+    stack = np.moveaxis(x.data, at, 0)
+    stack = stack[::-1] if getattr(reverse, "value", reverse) else stack
+    rows = [stack[:1]]
+    for row in range(1, len(stack)):
+        rows.append(combine_fn(Tensor(rows[-1], x.dtype), Tensor(stack[row : row + 1], x.dtype)).data)
+    total = np.concatenate(rows)
+    total = total[::-1] if getattr(reverse, "value", reverse) else total
+    return x.with_data(np.moveaxis(total, 0, at))
+
+
 def cumsum(input: Tensor, axis: Any = 0, reverse: Any = False, dtype: Any = None) -> Tensor:
     x, at = _axis(input, axis)
     data = np.flip(x.data, at) if reverse else x.data

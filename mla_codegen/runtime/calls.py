@@ -73,7 +73,7 @@ class Dispatcher:
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int], Build] = {}
-        self._chosen: dict[tuple[int, str, int, int], tuple[ModuleType, int | None]] = {}
+        self._chosen: dict[tuple[int, str, int, int, int | None], tuple[ModuleType, int | None]] = {}
         if triton.knobs.runtime.interpret:
             from . import interpreter
 
@@ -267,12 +267,10 @@ class Dispatcher:
             lse.fill_(float("-inf"))
             return (out, lse) if return_lse else out
 
-        if kv_len is None:
-            kv_len = kv.shape[0] // batch
-        key = (id(build), name, total_q, kv_len)
+        key = (id(build), name, total_q, kv.shape[0] // batch, kv_len)
         chosen = self._chosen.get(key)
         if chosen is None:
-            chosen = self._remember(build, name, total_q, kv_len)
+            chosen = self._remember(*key, build)
         module, splits = chosen
         args = (q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse)
         if device.type == "cuda" and device.index != torch.cuda.current_device():
@@ -282,11 +280,13 @@ class Dispatcher:
             module.run(*args) if splits is None else module.run(*args, splits)
         return (out, lse) if return_lse else out
 
-    def _remember(self, build: Build, name: str, total_q: int, kv_len: int) -> tuple[ModuleType, int | None]:
-        kernel, splits = build.choices[name].choose(total_q, kv_len)
+    def _remember(
+        self, number: int, name: str, total_q: int, mean: int, longest: int | None, build: Build
+    ) -> tuple[ModuleType, int | None]:
+        kernel, splits = build.choices[name].choose(total_q, mean, longest)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
-        chosen = self._chosen[id(build), name, total_q, kv_len] = (build.kernel(kernel), splits)
+        chosen = self._chosen[number, name, total_q, mean, longest] = (build.kernel(kernel), splits)
         return chosen
 
     def _kv_name(self, build: Build, dtype: torch.dtype) -> str:
