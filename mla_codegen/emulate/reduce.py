@@ -114,10 +114,11 @@ def associative_scan(input: Any, axis: Any, combine_fn: Callable[..., Any], reve
     x, at = _axis(input, axis)
     stack = np.moveaxis(x.data, at, 0)
     stack = stack[::-1] if getattr(reverse, "value", reverse) else stack
-    rows = [stack[:1]]
-    for row in range(1, len(stack)):
-        rows.append(combine_fn(Tensor(rows[-1], x.dtype), Tensor(stack[row : row + 1], x.dtype)).data)
-    total = np.concatenate(rows)
+    total, reach = stack, 1  # each element has taken in `reach` elements
+    while reach < len(stack):
+        more = combine_fn(Tensor(total[:-reach], x.dtype), Tensor(total[reach:], x.dtype)).data
+        total = np.concatenate([total[:reach], more])
+        reach *= 2
     total = total[::-1] if getattr(reverse, "value", reverse) else total
     return x.with_data(np.moveaxis(total, 0, at))
 
