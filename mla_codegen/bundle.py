@@ -22,7 +22,7 @@ TORCH = {
 }
 WORD = re.compile(r"[A-Za-z0-9][\w.\-]*")
 SPLIT_RULE = "splits"  # runtime modules that go into the file
-TILES = "descriptors"
+PARTS = {"scratch": "bundle/scratch.py.jinja", "descriptors": "bundle/tiles.py.jinja"}  # simpler forms of others
 # Words of the folder's files that a server would take for what it refuses.
 REWORDED = {"on the current device and stream": "on the current device"}
 
@@ -66,8 +66,8 @@ def _text(plan: Plan) -> str:
         for kernel, text in zip(plan.kernels, render_kernels(list(plan.kernels)), strict=True)
     ]
     helpers = [parse_module(SPLIT_RULE, (PACKAGE / "runtime" / "splits.py").read_text(encoding="utf-8"))]
-    if any(TILES in kernel.given.values() for kernel in kernels):
-        helpers.append(parse_module(TILES, render_part("bundle/tiles.py.jinja")))
+    used = {module for kernel in kernels for module in kernel.given.values()}
+    helpers += [parse_module(name, render_part(template)) for name, template in PARTS.items() if name in used]
     merged = merge([*helpers, *kernels])
     imports = "\n".join([*merged.imports, "from task import input_t, output_t"])
     head = (

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -107,13 +108,23 @@ def test_what_is_remembered_is_bounded(dispatcher: Recorded) -> None:
     assert len(dispatcher._chosen) == 1
 
 
-def test_a_call_allocates_out_and_lse_and_nothing_else(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("options", "wanted"), [({}, [(4, 16, 512)]), ({"return_lse": True}, [(4, 16, 512), (4, 16)])])
+def test_a_call_allocates_what_it_returns_and_nothing_else(
+    dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool], wanted: list[Any]
+) -> None:
     arguments = call()
     sizes: list[Any] = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: sizes.append(args[0]) or empty(*args, **kwargs))
-    dispatcher.mla_decode(**arguments)
-    assert sizes == [(4, 16, 512), (4, 16)]
+    dispatcher.mla_decode(**arguments, **options)
+    assert sizes == wanted
+
+
+def test_a_scale_is_always_a_float(dispatcher: Recorded) -> None:
+    """Triton would compile an integer in, one kernel for each."""
+    for scale in (1, np.float64(0.5), np.float32(0.5)):
+        dispatcher.mla_decode(**call(sm_scale=scale))
+        assert type(dispatcher.seen[-1][1][6]) is float
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_codegen.runtime.splits import MAX_SPLITS, ROWS_PER_MERGE, ROWS_PER_SPLIT, choose_splits
+from mla_codegen.runtime.splits import MAX_SPLITS, MAX_WAVES, ROWS_PER_MERGE, ROWS_PER_SPLIT, choose_splits
 
 programs = st.integers(1, 4096)
 lengths = st.integers(0, 1 << 20)
@@ -26,11 +26,17 @@ def test_no_split_is_without_work(programs: int, kv_len: int, places: int, block
     assert -(-tiles // -(-tiles // splits)) == splits
 
 
+@given(programs, lengths, places, tiles)
+def test_scratch_is_bounded(programs: int, kv_len: int, places: int, block_n: int) -> None:
+    splits = choose_splits(programs, kv_len, places, block_n)
+    assert splits == 1 or programs * splits <= MAX_WAVES * places
+
+
 @given(programs, lengths, places, tiles, st.integers(1, MAX_SPLITS))
 def test_no_other_count_costs_less(programs: int, kv_len: int, places: int, block_n: int, other: int) -> None:
     splits = choose_splits(programs, kv_len, places, block_n)
     tiles = max(1, -(-kv_len // block_n))
-    if other <= tiles:
+    if other <= tiles and (other == 1 or programs * other <= MAX_WAVES * places):
         assert cost(splits, programs, kv_len, places, block_n) <= cost(other, programs, kv_len, places, block_n)
 
 

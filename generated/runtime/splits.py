@@ -6,6 +6,7 @@ Decode reads every KV row once, so time follows how evenly the compute units sha
 """
 
 MAX_SPLITS = 256
+MAX_WAVES = 16  # programs of a call with several splits, in times what the device runs at once: bounds the scratch
 ROWS_PER_SPLIT = 160  # fixed cost of a split, as the KV rows that could be read in that time
 ROWS_PER_MERGE = 4  # what stage 2 adds for each split of a query row, likewise
 
@@ -19,11 +20,14 @@ def choose_splits(programs: int, kv_len: int, places: int, block_n: int) -> int:
     block_n    KV rows of a tile; a split takes whole tiles
 
     Cost of s splits = waves(s) x (rows of a split + ROWS_PER_SPLIT) + ROWS_PER_MERGE x s, with waves(s) =
-    ceil(programs x s / places). The last wave counts whole even if it is not full.
+    ceil(programs x s / places). The last wave counts whole even if it is not full. More than MAX_WAVES are not taken:
+    they would even out less than what the cost is good for, and every split takes memory for its partial output.
     """
     tiles = max(1, -(-kv_len // block_n))
     best, best_cost = 1, float("inf")
     for splits in range(1, min(MAX_SPLITS, tiles) + 1):
+        if splits > 1 and programs * splits > MAX_WAVES * places:
+            break
         tiles_per_split = -(-tiles // splits)
         if splits > 1 and -(-tiles // tiles_per_split) < splits:
             continue  # as many rows a split with fewer splits

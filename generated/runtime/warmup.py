@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import triton
 
-from .calls import DTYPES, Build, Dispatcher
+from .calls import DTYPES, Build, Dispatcher, full_device
 from .launch import ON_AMD, RANGE
 
 Progress = Callable[[int, int, str], None]
@@ -107,21 +107,8 @@ def warmup(
     Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; ValueError if
     no build serves the device.
     """
-    if device is None:
-        device = "cpu" if triton.knobs.runtime.interpret else torch.device("cuda", torch.cuda.current_device())
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    serving: list[Build] = []
-    reasons: list[ValueError] = []
-    for heads, row in dict.fromkeys((build.heads, build.latent + build.rope) for build in dispatcher.builds):
-        try:
-            serving.append(dispatcher._find(device, heads, row))
-        except ValueError as reason:
-            reasons.append(reason)
-    if reasons and not serving:
-        raise reasons[0]
-    todo = calls(serving, indices, scaled, visible)
+    device = full_device(device)
+    todo = calls(dispatcher.serving(device), indices, scaled, visible)
     if triton.knobs.runtime.interpret:
         threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
     for call in todo:  # imports take Python's lock: before the threads
