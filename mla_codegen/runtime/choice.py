@@ -2,14 +2,16 @@
 
 A shape of the spec serves the calls with its number of query rows whose KV length is nearest to its own (by ratio),
 from half to twice its length. Every other call is served by the general kernels, with the splits of the split rule. All
-kernels are right for every call; the choice decides speed only.
+kernels are right for every call; the choice decides speed only. A batch-invariant build has one kernel and no choice.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from types import ModuleType
 
-from .splits import choose_splits
+from .splits import MAX_SPLITS, MAX_WAVES, choose_splits
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,22 @@ class Choice:
         splits = self.splits(rows, kv_len)
         return (self.general.direct, None) if splits == 1 else (self.general.split, splits)
 
+    def kernels(self) -> list[tuple[str, int | None]]:
+        """Every kernel of the rule, with a number of splits where it takes them at run time."""
+        shaped = {name for ranges in self.ranges.values() for _, _, name in ranges}
+        general: list[tuple[str, int | None]] = [(self.general.split, 2), (self.general.direct, None)]
+        return general + [(name, None) for name in sorted(shaped)]
+
+    def largest(self, total_q: int) -> Iterator[tuple[str, int, int | None]]:
+        """(module, query rows, splits) of calls of up to `total_q` query rows; one of them needs most scratch of all."""
+        for rows, ranges in self.ranges.items():
+            if rows <= total_q:
+                yield from ((name, rows, None) for _, _, name in ranges)
+        general = self.general
+        yield general.direct, total_q, None
+        for splits in range(2, MAX_SPLITS + 1):
+            yield general.split, min(total_q, MAX_WAVES * general.places // (general.head_blocks * splits)), splits
+
     def splits(self, rows: int, kv_len: int) -> int:
         """The split rule's answer for the general kernels."""
         general = self.general
@@ -57,6 +75,36 @@ class Choice:
         )
         rule = f"{why}; the split rule gives {splits or 1} for {self.general.places} programs at a time"
         return name, splits, rule
+
+
+class OneKernel:
+    """The rule of a batch-invariant build: one kernel serves every call of its KV dtype."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def choose(self, rows: int, kv_len: int) -> tuple[str, int | None]:
+        """As `Choice.choose`; nothing of the call counts."""
+        return self.name, None
+
+    def explain(self, rows: int, kv_len: int) -> tuple[str, int | None, str]:
+        """As `Choice.explain`."""
+        return self.name, None, "the spec is batch-invariant: one kernel serves every call of this KV type"
+
+    def kernels(self) -> list[tuple[str, int | None]]:
+        """As `Choice.kernels`."""
+        return [(self.name, None)]
+
+    def largest(self, total_q: int) -> Iterator[tuple[str, int, int | None]]:
+        """As `Choice.largest`."""
+        yield self.name, total_q, None
+
+
+def choice_of(tables: ModuleType, kv: str) -> Choice | OneKernel:
+    """The rule that a build's tables give for a KV dtype."""
+    if tables.BATCH_INVARIANT:
+        return OneKernel(tables.INVARIANT[kv])
+    return Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv]))
 
 
 _choose_splits = lru_cache(maxsize=4096)(choose_splits)

@@ -6,7 +6,6 @@ import torch
 
 from .calls import Build, Dispatcher
 from .scratch import size_of
-from .splits import MAX_SPLITS, MAX_WAVES
 
 
 def workspace_bytes(
@@ -26,14 +25,8 @@ def workspace_bytes(
 
 
 def _sizes(build: Build, total_q: int) -> Iterator[int]:
-    """Scratch of the calls that need most, of each kernel of a build."""
+    """Scratch of the calls that need most."""
     for choice in build.choices.values():
-        for rows, ranges in choice.ranges.items():
-            if rows <= total_q:
-                yield from (size_of(build.kernel(name).scratch(rows)) for _, _, name in ranges)
-        general = choice.general
-        yield size_of(build.kernel(general.direct).scratch(total_q))
-        split = build.kernel(general.split)
-        for splits in range(2, MAX_SPLITS + 1):
-            rows = min(total_q, MAX_WAVES * general.places // (general.head_blocks * splits))
-            yield size_of(split.scratch(rows, splits))
+        for name, rows, splits in choice.largest(total_q):
+            scratch = build.kernel(name).scratch
+            yield size_of(scratch(rows) if splits is None else scratch(rows, splits))

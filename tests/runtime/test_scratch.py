@@ -1,10 +1,13 @@
 """Memory cut into parts, and how much of it calls may need."""
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import triton
+from builds import plan_of, spec_of
+from builds import tables as build_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,14 +62,11 @@ def test_triton_takes_addresses_as_it_takes_tensors() -> None:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> list[ModuleType]:
-    from builds import plan_of, spec_of
-    from builds import tables as build
-
     small = spec_of(model={"num_heads": 2, "kv_lora_rank": 64, "qk_rope_head_dim": 32})
     shaped = [{"batch": 3, "kv_len": 64, "splits": 250}]
     wide = spec_of(model={"num_heads": 96, "kv_lora_rank": 64, "qk_rope_head_dim": 32}, shapes=shaped)
     plans = [plan_of(small, "small.yaml"), plan_of(wide, "wide.yaml")]
-    return build(plans, tmp_path_factory.mktemp("workspace"), "workspace_package")
+    return build_tables(plans, tmp_path_factory.mktemp("workspace"), "workspace_package")
 
 
 @pytest.fixture
@@ -91,6 +91,17 @@ def test_no_call_needs_more(dispatcher: Dispatcher, heads: int, total_q: int) ->
                 assert needed <= bound, (kv, rows, kv_len, name, splits)
     if total_q == 40:  # among so many calls is one that needs nearly as much
         assert bound <= 1.5 * most
+
+
+def test_a_batch_invariant_build_grows_with_the_rows(tmp_path: Path) -> None:
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("calls here are made on the CPU")
+    model = {"num_heads": 2, "kv_lora_rank": 64, "qk_rope_head_dim": 32}
+    plan = plan_of(
+        spec_of(model=model, batch_invariant=True, defaults={"splits": 5}, shapes=[{"batch": 4, "kv_len": 9}])
+    )
+    dispatcher = Dispatcher(build_tables([plan], tmp_path, "invariant_workspace"), "mla-codegen build")
+    assert workspace_bytes(dispatcher, 7) == size_of((7 * 2 * 5 * 64, 7 * 2 * 5, 7 * 2))
 
 
 def test_of_all_builds_the_largest(dispatcher: Dispatcher) -> None:
