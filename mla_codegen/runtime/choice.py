@@ -47,7 +47,7 @@ class Choice:
         return general + [(name, None) for name in sorted(shaped)]
 
     def largest(self, total_q: int) -> Iterator[tuple[str, int, int | None]]:
-        """(module, query rows, splits) of calls of up to `total_q` query rows; one of them needs most scratch of all."""
+        """(module, query rows, splits) of calls up to `total_q` query rows, the one with most scratch among them."""
         for rows, ranges in self.ranges.items():
             if rows <= total_q:
                 yield from ((name, rows, None) for _, _, name in ranges)
