@@ -98,7 +98,8 @@ def test_a_batch_invariant_build_grows_with_the_rows(tmp_path: Path) -> None:
         pytest.skip("calls here are made on the CPU")
     model = {"num_heads": 2, "kv_lora_rank": 64, "qk_rope_head_dim": 32}
     defaults = {"splits": 5, "block_n": 32, "optimizations": ["packed_fp8"]}
-    plan = plan_of(spec_of(model=model, batch_invariant=True, defaults=defaults))
+    shapes = [{"batch": 4, "kv_len": 64}]
+    plan = plan_of(spec_of(model=model, batch_invariant=True, defaults=defaults, shapes=shapes))
     dispatcher = Dispatcher(build_tables([plan], tmp_path, "invariant_workspace"), "mla-codegen build")
     assert workspace_bytes(dispatcher, 7) == size_of((7 * 2 * 5 * 64, 7 * 2 * 5, 7 * 2))
 
