@@ -10,8 +10,9 @@ from .datamodel import Shape, Spec, apply_optimizations
 from .errors import Loc, Problem, did_you_mean
 from .families import FAMILIES
 from .families.request import BALANCED_ROWS, Knobs, Layer, Request, Resolved, Resources
+from .invariant import shared_splits
 from .optimizations import OPTIMIZATIONS
-from .runtime.choice import Choice, General
+from .runtime.choice import Choice, General, OneKernel
 from .runtime.splits import MAX_SPLITS, choose_splits
 from .targets import TARGETS, Target
 
@@ -49,7 +50,7 @@ class KernelPlan:
     summary: str
     target: str
     family: str
-    # shape; None: the general kernels, for every shape that the spec does not name
+    # shape; None: kernels for any shape
     batch: int | None
     kv_len: int | None
     # dimensions
@@ -116,6 +117,11 @@ class KernelPlan:
         return "SPLITS.value" if self.splits else "splits"
 
     @property
+    def any_splits(self) -> bool:
+        """It takes the number of splits at run time."""
+        return self.splits is None and not self.balanced
+
+    @property
     def results(self) -> str:
         shares = ", shares" if self.balanced else ""
         return "out, lse" if self.direct else f"partial, partial_lse{shares}"
@@ -180,20 +186,29 @@ class Plan:
         """The kernel for lengths that differ much, if the family has one."""
         return next((kernel for kernel in self.kernels if kernel.kv == kv and kernel.balanced), None)
 
+    def invariant(self, kv: str) -> KernelPlan:
+        """The one kernel of a batch-invariant spec."""
+        (kernel,) = (kernel for kernel in self.kernels if kernel.kv == kv)
+        return kernel
+
     @property
     def gluon(self) -> bool:
         """Some kernels are Gluon, which Triton's interpreter does not run."""
         return any(FAMILIES[kernel.family].GLUON for kernel in self.kernels)
 
-    def choice(self, kv: str) -> Choice:
+    def choice(self, kv: str) -> Choice | OneKernel:
         """The dispatcher's rule for this KV dtype."""
+        if self.spec.batch_invariant:
+            return OneKernel(self.invariant(kv).name)
         shapes: dict[int, dict[int, str]] = {}
         for kernel in self.shaped(kv):
             shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
         direct, split = self.general(kv)
         balanced = self.balanced(kv)
         even = (balanced.name, balanced.max_rows) if balanced else ("", 0)
-        return Choice(shapes, General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even))
+        return Choice(
+            shapes, General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
+        )
 
 
 class PlanError(Exception):
@@ -213,13 +228,16 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
             (("defaults", "per_kv", kv), "defaults, per_kv", spec.defaults.per_kv.get(kv)),
             (("defaults",), "defaults", spec.defaults),
         ]
+        if spec.batch_invariant:
+            kernels += _kernel(spec, spec_file, kv, defaults, None, "invariant", problems)
+            continue
         for index, shape in enumerate(spec.shapes):
             layers: list[Layer] = [
                 (("shapes", index, "per_kv", kv), "shape, per_kv", shape.per_kv.get(kv)),
                 (("shapes", index), "shape", shape),
                 *defaults,
             ]
-            kernels += _kernel(spec, spec_file, kv, layers, shape, "", problems)
+            kernels += _kernel(spec, spec_file, kv, layers, shape, "shape", problems)
         general = [_kernel(spec, spec_file, kv, defaults, None, kind, problems) for kind in ("direct", "split")]
         kernels += [kernel for found in general for kernel in found]
         if all(kernel.family in BALANCED for found in general for kernel in found):
@@ -239,7 +257,10 @@ def _kernel(
     kind: str,
     problems: list[Problem],
 ) -> list[KernelPlan]:
-    """The kernel, or nothing and at least one more problem. Without a shape: a general kernel, of the `kind`."""
+    """The kernel, or nothing and at least one more problem.
+
+    kind   shape: the kernel of `shape`; direct, split, balanced: a general kernel; invariant: the batch-invariant one
+    """
     target = TARGETS[spec.target]
     heads, latent, rope = spec.model.num_heads, spec.model.kv_lora_rank, spec.model.qk_rope_head_dim
     wanted, options_loc = _optimizations(layers)
@@ -265,18 +286,28 @@ def _kernel(
     head_blocks = -(-heads // resources.block_h)
     places = target.compute_units * resources.resident
     splits: int | None
-    if shape is not None:
-        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, target.compute_units, resources.resident, resources.block_n)
+    device = (target.compute_units, resources.resident, resources.block_n)
+    if kind == "invariant":
+        auto = shared_splits([(s.batch * head_blocks, s.kv_len) for s in spec.shapes], *device)
+    elif shape is not None:
+        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, *device)
+    if kind in ("shape", "invariant"):
         asked = knobs.take("splits", "auto")
         if asked == "auto":
             source = knobs.resolved["splits"].source
             knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
         splits = auto if asked == "auto" else int(asked)
         direct = splits == 1 and "direct_out" in have
+    if shape is not None:
         name = f"{kv}_b{shape.batch}_kv{shape.kv_len}"
         origin = f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}"
         tuned = f"tuned for {shape.batch} requests of {shape.kv_len} rows on {target.name} ({target.title})"
         summary = "Right for any number of requests of any lengths; fastest near the shape above."
+    elif kind == "invariant":
+        name = f"{kv}_invariant"
+        origin = f"any shape, batch-invariant, KV {kv}"
+        tuned = f"batch-invariant, for every shape, on {target.name} ({target.title})"
+        summary = "Serves every call of its KV type, so that a query row's bits do not depend on its batch."
     else:
         name_end, what, use, summary = GENERAL[kind]
         direct = kind == "direct"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_codegen.runtime.splits import ALONE, MAX_SPLITS, ROWS_PER_PARTIAL, ROWS_PER_SPLIT, choose_splits
+from mla_codegen.runtime.splits import ALONE, MAX_SPLITS, MAX_WAVES, ROWS_PER_PARTIAL, ROWS_PER_SPLIT, choose_splits
 
 programs = st.integers(1, 4096)
 lengths = st.integers(0, 1 << 20)
@@ -17,10 +17,7 @@ def cost(splits: int, programs: int, kv_len: int, units: int, resident: int, blo
     """As the rule's documentation counts it."""
     rows = -(-max(1, -(-kv_len // block_n)) // splits) * block_n
     running, places = programs * splits, units * resident
-    if running <= units:
-        crowding = running / places
-    else:
-        crowding = min(-(-running // units), resident) / resident
+    crowding = running / places if running <= units else min(-(-running // units), resident) / resident
     waves = -(-running // places)
     merge = running / places * ROWS_PER_PARTIAL if splits > 1 else 0
     return waves * (rows * max(ALONE[resident > 1], crowding) + ROWS_PER_SPLIT) + merge
@@ -40,9 +37,15 @@ def test_no_other_count_costs_less(
 ) -> None:
     splits = choose_splits(programs, kv_len, units, resident, block_n)
     tiles = max(1, -(-kv_len // block_n))
-    if other <= tiles:
+    if other <= tiles and programs * other <= MAX_WAVES * units * resident:
         device = (programs, kv_len, units, resident, block_n)
         assert cost(splits, *device) <= cost(other, *device) * (1 + 1e-12)
+
+
+@given(programs, lengths, units, residents, tiles)
+def test_scratch_is_bounded(programs: int, kv_len: int, units: int, resident: int, block_n: int) -> None:
+    splits = choose_splits(programs, kv_len, units, resident, block_n)
+    assert splits == 1 or programs * splits <= MAX_WAVES * units * resident
 
 
 @given(lengths, units, residents, tiles, st.integers(1, 64))
@@ -64,7 +67,7 @@ def test_one_long_request_takes_the_device(units: int, resident: int, block_n: i
     assert splits > min(units, MAX_SPLITS) // 2
 
 
-# Requests x KV rows -> splits within 4 % of the fastest that was measured on an H200 (fp8 KV, 132 SMs, two programs on each).
+# Requests x KV rows -> splits within 4 % of the fastest measured on an H200 (fp8 KV, 132 SMs, two programs on each).
 MEASURED = {
     (64, 8192): {4}, (32, 8192): {4, 8}, (4, 8192): {32}, (128, 5000): {2}, (16, 3000): {8}, (64, 1024): {2},
     (1, 131072): {128, 129, 130, 131, 132}, (1, 524288): {128, 129, 130, 131, 132, 256}, (256, 1024): {1},

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+from ..runtime.scratch import carve
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -290,7 +291,13 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
 KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits):
+def scratch(total_q, splits):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * splits
+    return parts * LATENT.value, parts, total_q * HEADS.value
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -299,15 +306,15 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    q = aligned(q)
+    batch = qo_indptr.numel() - 1
+    q, stride_qt, stride_qh = aligned(q)
     kv_latent, kv_rope = KV_TILES.of(kv)
-    partial = torch.empty((total_q, HEADS.value, splits, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, splits), dtype=torch.float32, device=q.device)
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q, splits))
     stage1[(total_q * splits,)](
         q,
         kv_latent,
@@ -321,8 +328,8 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         splits,
         num_warps=4,
         launch_pdl=True,
@@ -330,5 +337,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     heads = total_q * HEADS.value
     column_blocks = 8 if heads * 8 <= 1056 else 1  # few heads: more programs hide the latency
     stage2[(heads * column_blocks,)](
-        partial, partial_lse, out, lse, splits, column_blocks, num_warps=4, launch_pdl=True
+        partial, partial_lse, out, unwanted if lse is None else lse, splits, column_blocks, num_warps=4, launch_pdl=True
     )

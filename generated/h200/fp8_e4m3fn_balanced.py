@@ -39,6 +39,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+from ..runtime.scratch import carve
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -441,7 +442,18 @@ def stage2(partial, partial_lse, shares, out, lse, COLUMN_BLOCKS: tl.constexpr):
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
+def programs_for(total_q):
+    """Programs of stage 1: whole waves of them, and at least twice as many as query rows."""
+    return PLACES.value * max(1, -(-2 * total_q // PLACES.value))
+
+
+def scratch(total_q):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if nobody wants it, shares (int32)."""
+    parts = programs_for(total_q) * HEADS.value
+    return parts * LATENT.value, parts, total_q * HEADS.value, 2 * total_q
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -450,18 +462,17 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
 
-    total_q may be 256 at most.
+    total_q is 256 at most.
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    q = aligned(q)
+    batch = qo_indptr.numel() - 1
+    q, stride_qt, stride_qh = aligned(q)
     kv_latent, kv_rope = KV_TILES.of(kv)
-    programs = PLACES.value * max(1, -(-2 * total_q // PLACES.value))  # twice as many as query rows, or more
-    partial = torch.empty((programs, HEADS.value, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((programs, HEADS.value), dtype=torch.float32, device=q.device)
-    shares = torch.empty((total_q, 2), dtype=torch.int32, device=q.device)
+    programs = programs_for(total_q)
+    partial, partial_lse, unwanted, shares = carve(workspace, q, scratch(total_q), integers=1)
     stage1[(programs,)](
         q,
         kv_latent,
@@ -476,8 +487,8 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         total_q,
         programs,
         num_warps=4,
@@ -486,5 +497,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     heads = total_q * HEADS.value
     column_blocks = 8 if heads * 8 <= 1056 else 1  # few heads: more programs hide the latency
     stage2[(heads * column_blocks,)](
-        partial, partial_lse, shares, out, lse, column_blocks, num_warps=4, launch_pdl=True
+        partial, partial_lse, shares, out, unwanted if lse is None else lse, column_blocks, num_warps=4, launch_pdl=True
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import Problem
 from ..runtime.splits import MAX_SPLITS
-from .request import BALANCED_ROWS, BYTES, Request, Resources
+from .request import BYTES, Request, Resources
 from .stages import POINTER, Stage, stage1, stage2
 
 NAME = "hopper"

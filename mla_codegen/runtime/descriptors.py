@@ -84,8 +84,10 @@ class Tiles:
         return row.view(kv.dtype)
 
 
-def aligned(q: torch.Tensor) -> torch.Tensor:
-    """`q`, or a copy if its address or strides do not allow copies of 16 bytes."""
-    if q.data_ptr() % ALIGNMENT or q.stride(0) % ALIGNMENT or q.stride(1) % ALIGNMENT:  # in elements: Triton's unit
-        return q.clone(memory_format=torch.contiguous_format)
-    return q
+def aligned(q: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """`q`, or a copy if its address or strides do not allow copies of 16 bytes; its strides of rows and of heads."""
+    rows, heads, _ = q.stride()
+    if q.data_ptr() % ALIGNMENT or rows % ALIGNMENT or heads % ALIGNMENT:  # in elements: Triton's unit
+        q = q.clone(memory_format=torch.contiguous_format)
+        rows, heads, _ = q.stride()
+    return q, rows, heads

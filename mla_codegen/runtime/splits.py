@@ -7,6 +7,7 @@ requests of 1,000 to 524,288 rows), where the rule's choice was within 4 % of th
 """
 
 MAX_SPLITS = 256
+MAX_WAVES = 16  # programs of a call with several splits, in times what the device runs at once: bounds the scratch
 # A KV row's time where few programs read, as a part of its time where all places are taken: programs so large that a
 # unit holds one of them, and others.
 ALONE = (0.62, 0.56)
@@ -15,7 +16,7 @@ ROWS_PER_PARTIAL = 160  # traffic of a partial output, there and back, as KV row
 
 
 def choose_splits(programs: int, kv_len: int, units: int, resident: int, block_n: int) -> int:
-    """Splits that should finish `programs` x `kv_len` rows soonest.
+    """Splits that should finish `programs` x `kv_len` rows soonest, by `cost`.
 
     programs   programs of a call with one split: query rows x head blocks
     kv_len     KV rows of a request (of the longest, or the mean, as far as the host knows)
@@ -23,27 +24,36 @@ def choose_splits(programs: int, kv_len: int, units: int, resident: int, block_n
     resident   programs that share a unit, so that units x resident places run at the same time
     block_n    KV rows of a tile; a split takes whole tiles
 
-    Cost of s splits, with waves(s) = ceil(programs x s / places), where the last wave counts whole even if not full:
-
-        waves(s) x (rows of a split x max(ALONE, crowding(s)) + ROWS_PER_SPLIT)
-        + programs x s / places x ROWS_PER_PARTIAL     (if s > 1)
-
-    crowding(s) is the part of the places that are taken; with more programs than units, that of the fullest unit.
+    More than MAX_WAVES of programs are not taken: they would even out less than what the cost is good for, and every
+    split takes memory for its partial output.
     """
-    places = units * resident
-    alone = ALONE[resident > 1]
     tiles = max(1, -(-kv_len // block_n))
     best, best_cost = 1, float("inf")
     for splits in range(1, min(MAX_SPLITS, tiles) + 1):
+        if splits > 1 and programs * splits > MAX_WAVES * units * resident:
+            break
         tiles_per_split = -(-tiles // splits)
         if splits > 1 and -(-tiles // tiles_per_split) < splits:
             continue  # as many rows a split with fewer splits
-        running = programs * splits
-        full = -(-running // units) / resident  # of the fullest unit's places
-        crowding = running / places if running <= units else min(1.0, full)
-        waves = -(-running // places)
-        cost = waves * (tiles_per_split * block_n * max(alone, crowding) + ROWS_PER_SPLIT)
-        cost += running / places * ROWS_PER_PARTIAL if splits > 1 else 0
-        if cost < best_cost:
-            best, best_cost = splits, cost
+        now = cost(splits, programs, tiles, units, resident, block_n)
+        if now < best_cost:
+            best, best_cost = splits, now
     return best
+
+
+def cost(splits: int, programs: int, tiles: int, units: int, resident: int, block_n: int) -> float:
+    """Time of `splits` splits of `tiles` tiles, as the KV rows that a program could read in it.
+
+    With waves = ceil(programs x splits / places), where the last one counts whole even if it is not full:
+
+        waves x (rows of a split x max(ALONE, crowding) + ROWS_PER_SPLIT)
+        + programs x splits / places x ROWS_PER_PARTIAL     (with several splits)
+
+    crowding is the part of the places that are taken; with more programs than units, that of the fullest unit.
+    """
+    running, places = programs * splits, units * resident
+    crowding = running / places if running <= units else min(1.0, -(-running // units) / resident)
+    waves = -(-running // places)
+    rows = -(-tiles // splits) * block_n
+    merge = running / places * ROWS_PER_PARTIAL if splits > 1 else 0.0
+    return waves * (rows * max(ALONE[resident > 1], crowding) + ROWS_PER_SPLIT) + merge

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 import triton
 
-from .calls import DTYPES, Build, Dispatcher
+from .calls import DTYPES, Build, Dispatcher, full_device
 from .launch import ON_AMD, RANGE
 
-MANY = 256  # query rows; balanced kernels take no more
 Progress = Callable[[int, int, str], None]
 
 
@@ -75,16 +74,10 @@ def calls(
     found = []
     for build in builds:
         for kv, choice in build.choices.items():
-            general = choice.general
-            shaped = {name for ranges in choice.ranges.values() for _, _, name in ranges}
-            kernels = [(general.direct, None, 1)]
-            kernels += [(general.split, 2, rows) for rows in (1, MANY)]
-            kernels += [(general.balanced, None, rows) for rows in (1, MANY) if general.balanced]
-            kernels += [(name, None, 1) for name in sorted(shaped)]
             scales = (kv.startswith("fp8"),) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
             for (kernel, splits, rows), index, scale, seen, large in itertools.product(
-                kernels, indices, scales, visible, pools
+                choice.kernels(), indices, scales, visible, pools
             ):
                 found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large))
     return found
@@ -112,21 +105,8 @@ def warmup(
     Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; ValueError if
     no build serves the device.
     """
-    if device is None:
-        device = "cpu" if triton.knobs.runtime.interpret else torch.device("cuda", torch.cuda.current_device())
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    serving: list[Build] = []
-    reasons: list[ValueError] = []
-    for heads, row in dict.fromkeys((build.heads, build.latent + build.rope) for build in dispatcher.builds):
-        try:
-            serving.append(dispatcher._find(device, heads, row))
-        except ValueError as reason:
-            reasons.append(reason)
-    if reasons and not serving:
-        raise reasons[0]
-    todo = calls(serving, indices, scaled, visible)
+    device = full_device(device)
+    todo = calls(dispatcher.serving(device), indices, scaled, visible)
     if triton.knobs.runtime.interpret:
         threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
     for call in todo:  # imports take Python's lock: before the threads
