@@ -8,7 +8,7 @@ import torch
 import triton
 from builds import plan_of, spec_of, tables
 
-from mla_codegen.runtime import calls
+from mla_codegen.runtime import calls, choice
 from mla_codegen.runtime.splits import choose_splits
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="calls here are made on the CPU")
@@ -95,7 +95,7 @@ def test_without_a_length_the_mean_decides(dispatcher: Recorded) -> None:
 
 def test_the_choice_is_remembered(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher.mla_decode(**call(), max_kv_len=1024)
-    monkeypatch.setattr(calls.Choice, "choose", lambda *_: pytest.fail("chosen again"))
+    monkeypatch.setattr(choice.Choice, "choose", lambda *_: pytest.fail("chosen again"))
     dispatcher.mla_decode(**call(), max_kv_len=1024)
     assert len(dispatcher.seen) == 2
 
