@@ -229,9 +229,8 @@ def main(given: list[str] | None = None) -> int:
         print(f"FAIL {found['failure']['why']}")
         if drawn := found["failure"].get("drawn"):
             given = f"--spec {options.spec} --batch {options.batch} --length {options.length} --rows {options.rows}"
-            print(
-                f"{json.dumps(drawn)}\nagain: python benchmarks/soak.py {given} --seed {options.seed} --only {drawn['index']}"
-            )
+            one = f"--seed {options.seed} --only {drawn['index']}"
+            print(f"{json.dumps(drawn)}\nagain: python benchmarks/soak.py {given} {one}")
         return 1
     return 0
 

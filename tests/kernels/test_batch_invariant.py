@@ -17,7 +17,9 @@ from harness import BF16, MODES, PORTABLE_FP8, Builder, Got, Mode, check, make_s
 from mla_codegen.reference import Case, make_case
 
 BATCHES = (1, 2, 8, 64)
-ROWS, HEADS = 300, 2
+ROWS = 300
+SMALL = {"heads": 1, "latent": 128, "rope": 64}
+WHOLE = {"heads": 16, "latent": 512, "rope": 64}
 FP8_MMA = next(m for m in MODES if str(m) == "gfx942-fp8_e4m3fn-packed_fp8-fp8_mma")
 
 
@@ -39,16 +41,18 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def case_of(mode: Mode, heads: int, variation: dict[str, Any], rows: int = ROWS, q_len: int = 1) -> tuple[Case, int]:
+def case_of(
+    mode: Mode, size: dict[str, int], variation: dict[str, Any], rows: int = ROWS, q_len: int = 1
+) -> tuple[Case, int]:
     """The call, and the last query row of REQUEST in it. REQUEST's rows are the same in all."""
-    given = {"heads": heads, "kv_dtype": mode.kv}
-    own = make_case([rows], **given, guard=0, seed=99)
+    own = make_case([rows], **size, kv_dtype=mode.kv, guard=0, seed=99)
     others, place = variation.get("others", []), variation.get("place", 0)
     lens = [*others[:place], rows, *others[place:]]
     q_lens = variation.get("q_lens", [1] * len(others))
     q_lens = [*q_lens[:place], q_len, *q_lens[place:]]
     index = variation.get("index", torch.int32)
-    case = make_case(lens, q_lens=q_lens, **given, guard=variation.get("guard", 3), seed=len(lens), index=index)
+    given = {"guard": variation.get("guard", 3), "seed": len(lens), "index": index}
+    case = make_case(lens, q_lens=q_lens, **size, kv_dtype=mode.kv, **given)
     last = int(case.qo_indptr[place + 1]) - 1
     begin = int(case.kv_indptr[place])
     case.q[last] = own.q[0]
@@ -72,15 +76,15 @@ def invariant(spec: dict[str, Any], splits: int) -> dict[str, Any]:
 WAYS = [BF16, PORTABLE_FP8, FP8_MMA]
 
 
-@pytest.mark.parametrize(("mode", "splits"), [(BF16, 1), *((mode, 4) for mode in WAYS)], ids=str)
+@pytest.mark.parametrize(("mode", "splits"), [(BF16, 1), (BF16, 4), (PORTABLE_FP8, 3), (FP8_MMA, 2)], ids=str)
 def test_a_request_has_its_own_bits(build: Builder, mode: Mode, splits: int) -> None:
-    kernels = build(invariant(mode.spec(heads=HEADS), splits))
-    case, row = case_of(mode, HEADS, {})
+    kernels = build(invariant(mode.spec(**SMALL), splits))
+    case, row = case_of(mode, SMALL, {})
     alone = kernels.decode(case)
     check(alone, case, bound=mode.bound, lse_bound=mode.lse_bound)
     want = alone[0][row], alone[1][row]
     for name, variation in VARIATIONS.items():
-        case, row = case_of(mode, HEADS, variation)
+        case, row = case_of(mode, SMALL, variation)
         hint = {"max_kv_len": variation["max_kv_len"]} if "max_kv_len" in variation else {}
         got = kernels.decode(case, **hint)
         assert same(got, row, want), name
@@ -91,12 +95,12 @@ def test_a_request_has_its_own_bits(build: Builder, mode: Mode, splits: int) -> 
 @pytest.mark.parametrize("mode", WAYS, ids=str)
 def test_a_query_row_has_the_bits_that_it_has_alone(build: Builder, mode: Mode) -> None:
     """The last of four query rows sees what a single one does; so does one to which `kv_visible` shows it all."""
-    kernels = build(invariant(mode.spec(heads=HEADS), 4))
-    case, row = case_of(mode, HEADS, {})
+    kernels = build(invariant(mode.spec(**SMALL), 4))
+    case, row = case_of(mode, SMALL, {})
     alone = kernels.decode(case)
     want = alone[0][row], alone[1][row]
     for q_len in (2, 4):
-        case, row = case_of(mode, HEADS, {"others": [9], "place": 1}, q_len=q_len)
+        case, row = case_of(mode, SMALL, {"others": [9], "place": 1}, q_len=q_len)
         assert same(kernels.decode(case), row, want)
     visible = torch.full((case.q.shape[0],), ROWS, dtype=torch.int32, device=kernels.device)
     assert same(kernels.decode(case, kv_visible=visible), row, want)
@@ -104,11 +108,11 @@ def test_a_query_row_has_the_bits_that_it_has_alone(build: Builder, mode: Mode) 
 
 def test_it_is_the_mode_that_does_it(build: Builder) -> None:
     """Without it the same calls do differ: other kernels, other numbers of splits."""
-    kernels = build(BF16.spec(heads=HEADS, shapes=[{"batch": 1, "kv_len": ROWS, "splits": 7}]))
-    case, row = case_of(BF16, HEADS, {})
+    kernels = build(BF16.spec(**SMALL, shapes=[{"batch": 1, "kv_len": ROWS, "splits": 7}]))
+    case, row = case_of(BF16, SMALL, {})
     alone = kernels.decode(case)
     want = alone[0][row], alone[1][row]
-    case, row = case_of(BF16, HEADS, VARIATIONS["batch 64"])
+    case, row = case_of(BF16, SMALL, VARIATIONS["batch 64"])
     assert not same(kernels.decode(case), row, want)
 
 
@@ -129,12 +133,12 @@ def test_in_the_emulator(name: str, splits: int, tmp_path: Path) -> None:
     spec["defaults"] = {"family": family, "optimizations": options, "splits": splits}
     kernels = Emulated(spec, tmp_path, f"invariant_{name.replace('-', '_')}_{splits}")
     mode = Mode(target, kv)
-    case, row = case_of(mode, 16, {}, rows=200)
+    case, row = case_of(mode, WHOLE, {}, rows=200)
     alone = kernels.run("invariant", case)
     want = alone[0][row], alone[1][row]
     variations = [{"others": [70]}, {"others": [0, 65, 1, 0, 3, 130, 0], "place": 6, "guard": 9}]
     for variation, q_len in ((variations[0], 1), (variations[1], 1), (variations[0], 2)):
-        case, row = case_of(mode, 16, variation, rows=200, q_len=q_len)
+        case, row = case_of(mode, WHOLE, variation, rows=200, q_len=q_len)
         assert same(kernels.run("invariant", case), row, want)
 
 
@@ -150,14 +154,14 @@ def test_shipped_specs_in_this_mode(build: Builder, file: str, kv: str) -> None:
     mode = Mode(spec["target"], kv)
     decode: Callable[..., Got] = kernels.decode
     for rows in (1, 700, 9000):
-        case, row = case_of(mode, 16, {}, rows=rows)
+        case, row = case_of(mode, WHOLE, {}, rows=rows)
         alone = decode(case)
         check(alone, case, lse_bound=5e-3)
         want = alone[0][row], alone[1][row]
         for name, variation in VARIATIONS.items():
-            case, row = case_of(mode, 16, variation, rows=rows)
+            case, row = case_of(mode, WHOLE, variation, rows=rows)
             for hint in (None, *(shape["kv_len"] for shape in shapes)):
                 assert same(decode(case, max_kv_len=hint), row, want), (name, rows, hint)
         for q_len in (2, 4):
-            case, row = case_of(mode, 16, {"others": [3000, 0], "place": 1}, rows=rows, q_len=q_len)
+            case, row = case_of(mode, WHOLE, {"others": [3000, 0], "place": 1}, rows=rows, q_len=q_len)
             assert same(decode(case), row, want), (rows, q_len)
