@@ -81,14 +81,13 @@ def test_a_request_has_its_own_bits(build: Builder, mode: Mode, splits: int) -> 
     kernels = build(invariant(mode.spec(**SMALL), splits))
     case, row = case_of(mode, SMALL, {})
     alone = kernels.decode(case)
-    check(alone, case, bound=mode.bound, lse_bound=mode.lse_bound)
     want = alone[0][row], alone[1][row]
     for name, variation in VARIATIONS.items():
         case, row = case_of(mode, SMALL, variation)
         hint = {"max_kv_len": variation["max_kv_len"]} if "max_kv_len" in variation else {}
         got = kernels.decode(case, **hint)
         assert same(got, row, want), name
-        if variation.get("place"):
+        if name in ("batch 8", "last of 8"):  # the request stands in them, and its bits are the same in all
             check(got, case, bound=mode.bound, lse_bound=mode.lse_bound)
 
 
