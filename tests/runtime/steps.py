@@ -1,7 +1,7 @@
 """A decode step as a server captures it: buffers of a fixed size that every step fills anew, in place.
 
-Padding: a step of fewer requests than the buffers have leaves rows over, which belong to no request or to requests of no
-KV rows. What they must give is 0 and an LSE of -inf.
+Padding: a step of fewer requests than the buffers have leaves rows over, which belong to no request or to requests
+without KV rows. What they must give is 0 and an LSE of -inf.
 """
 
 import importlib

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from steps import H200, SMALL, Step, built
 
-from mla_codegen.runtime import calls, descriptors
+from mla_codegen.runtime import descriptors
 from mla_codegen.runtime.calls import target_of
 from mla_codegen.write import read_manifest
 
@@ -229,8 +229,3 @@ def test_one_tensor_read_by_all_threads(tmp_path: Path) -> None:
     torch.cuda.synchronize()
     for step in steps:
         step.check()
-
-
-def test_choices_are_what_the_dispatcher_keeps() -> None:
-    """The names that the tests above take hold of."""
-    assert {"_chosen", "_serving"} <= set(vars(calls.Dispatcher([], "")))
