@@ -113,7 +113,11 @@ def test_descriptors_are_those_of_their_tensor(monkeypatch: pytest.MonkeyPatch) 
     """While their cache is filled and cleared by all threads."""
     monkeypatch.setattr(descriptors, "MOST", 16)
     tiles = descriptors.Tiles(torch.bfloat16, 64, ())
-    monkeypatch.setattr(tiles, "_make", lambda kv: (kv.data_ptr(), kv.shape[0]))
+
+    def make(kv: Any) -> tuple[Any, ...]:
+        return (SimpleNamespace(of=(kv.data_ptr(), kv.shape[0]), encoded=b"..."),)
+
+    monkeypatch.setattr(tiles, "_make", make)
 
     def pool(address: int, rows: int) -> Any:
         return SimpleNamespace(
@@ -124,10 +128,28 @@ def test_descriptors_are_those_of_their_tensor(monkeypatch: pytest.MonkeyPatch) 
         wrong = 0
         for i in range(3000):
             address, rows = 16 * ((i * (thread + 1)) % 23), i % 3
-            wrong += tiles.of(pool(address, rows)) != (address, rows)
+            wrong += tiles.of(pool(address, rows))[0].of != (address, rows)
         return wrong
 
     assert together(many) == [0] * THREADS
+
+
+def test_a_thread_that_encodes_a_descriptor_has_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached descriptor may not be encoded yet: whoever gets it may have to, also where only the last is left."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(descriptors, "have_context", asked.append)
+    tiles = descriptors.Tiles(torch.bfloat16, 64, ())
+    pair = SimpleNamespace(encoded=None), SimpleNamespace(encoded=None)
+    monkeypatch.setattr(tiles, "_make", lambda kv: pair)
+    kv: Any = SimpleNamespace(data_ptr=lambda: 16, shape=(1, 576), get_device=lambda: 0, is_cuda=True, device=WHERE)
+    assert tiles.of(kv) is pair
+    assert asked == [WHERE]
+    pair[0].encoded = b"..."
+    assert tiles.of(kv) is pair
+    assert asked == [WHERE] * 2
+    pair[1].encoded = b"..."
+    assert tiles.of(kv) is pair
+    assert asked == [WHERE] * 2
 
 
 def spec_of(name: str) -> dict[str, Any]:
@@ -229,3 +251,22 @@ def test_one_tensor_read_by_all_threads(tmp_path: Path) -> None:
     torch.cuda.synchronize()
     for step in steps:
         step.check()
+
+
+@pytest.mark.gpu
+def test_a_new_thread_may_make_the_first_call_with_a_tensor(tmp_path: Path) -> None:
+    """Of a kernel that is compiled: there is a descriptor to encode, and nothing before has used CUDA in the thread."""
+    name = "h200" if target_of(WHERE) == "sm_90" else "small"
+    package = built(spec_of(name), tmp_path, "threads_new")
+    for batch, hint in CALLS[name]:
+        steps = [Step(package, "bf16", batch, 1, hint * batch, hint, WHERE) for _ in range(3)]
+        for seed, step in enumerate(steps):
+            step.fill([hint] * batch, seed=seed)
+        steps[0].decode()
+        torch.cuda.synchronize()
+        for step in steps[1:]:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(step.decode).result()
+        torch.cuda.synchronize()
+        for step in steps:
+            step.check()
