@@ -44,7 +44,8 @@ def have_context(device: torch.device) -> None:
     The driver encodes, and knows no context in a thread that has not yet used CUDA through its runtime, which binds one
     when it is first asked something. A launch sees to that by itself, but comes after the encoding.
     """
-    torch.cuda.mem_get_info(device)
+    if not torch.cuda.is_current_stream_capturing():  # a thread that captures has used CUDA
+        torch.cuda.mem_get_info(device)
 
 
 class Tiles:

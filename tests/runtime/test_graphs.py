@@ -142,6 +142,23 @@ def test_nothing_is_allocated_outside_the_graphs_pool(
 
 
 @gpu
+def test_a_capture_may_be_the_first_call_with_a_tensor(specs: Callable[[str], Built]) -> None:
+    """The kernel is compiled, but the KV is a tensor that it has not met: its descriptors are made in the capture."""
+    name = "h200" if target_of(WHERE) == "sm_90" else "small"
+    known, new = (Step(specs(name), "bf16", 32, 1, 2 * 1024 * 32 + extra, 1024, WHERE) for extra in (0, 77))
+    known.fill([1024] * 32)
+    known.decode()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        new.decode()
+    for seed, lens in enumerate(([1024] * 32, ragged(32, 2048))):
+        new.fill(lens, seed=seed)
+        graph.replay()
+        new.check()
+
+
+@gpu
 def test_an_eager_call_does_not_wait_for_the_device(specs: Callable[[str], Built]) -> None:
     step = Step(specs("small"), "bf16", 4, 1, 256, 64, WHERE)
     step.fill([64] * 4)
