@@ -5,7 +5,7 @@
     python benchmarks/peers.py --table peers.json
 
 docs/peers.md says where the libraries come from and what is timed. One that is missing is a line in the table. Ours is
-built into a temporary folder; for a number of heads that the spec does not have, from the same spec with that number.
+built into a temporary folder; for a number of heads that the spec does not have, from its shapes without its settings.
 The JSON is written after every shape. Exit code 1: something of ours was wrong; 2: it cannot run here.
 """
 
@@ -31,6 +31,7 @@ from peer_timing import Job, Run, measure
 
 from mla_codegen.bench import COMPILE_SECONDS, compile_ahead
 from mla_codegen.commands.bench import without_nan
+from mla_codegen.datamodel import Defaults, Shape, Spec
 from mla_codegen.implementations import build, ours
 from mla_codegen.plan import Plan, make_plan
 from mla_codegen.spec import load_spec
@@ -51,6 +52,16 @@ def ragged(seed: int) -> tuple[int, ...]:
     lens = [drawn.randint(1, most) for _ in range(batch)]
     lens[lens.index(max(lens))] -= sum(lens) % batch
     return tuple(lens)
+
+
+def with_heads(spec: Spec, heads: int) -> Spec:
+    """The spec for another number of heads: what was tuned for its own is left to the generator's rules."""
+    if heads == spec.model.num_heads:
+        return spec
+    shapes = [Shape(batch=shape.batch, kv_len=shape.kv_len) for shape in spec.shapes]
+    defaults = Defaults(optimizations=spec.defaults.optimizations)
+    model = spec.model.model_copy(update={"num_heads": heads})
+    return spec.model_copy(update={"model": model, "shapes": shapes, "defaults": defaults})
 
 
 def jobs(plan: Plan, shapes: list[str], more: bool, kv: str | None, seed: int) -> list[Job]:
@@ -156,8 +167,7 @@ def run(options: argparse.Namespace, peers: tuple[Peer, ...]) -> int:
     with tempfile.TemporaryDirectory(prefix="mla-codegen-peers-") as folder:
         work = []
         for heads in options.heads or [spec.model.num_heads]:
-            model = spec.model.model_copy(update={"num_heads": heads})
-            plan = make_plan(spec.model_copy(update={"model": model}), str(options.spec))
+            plan = make_plan(with_heads(spec, heads), str(options.spec))
             package = build(plan, Path(folder), f"peers_{heads}_heads")
             asked = jobs(plan, options.shapes, options.more, options.kv, options.seed)
             work += [(job, runs(plan, folder, package, job, peers, options.libraries), package) for job in asked]

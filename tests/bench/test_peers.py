@@ -274,6 +274,15 @@ def test_who_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [(run.name, run.bound) for run in fp8[1:]] == [("FlashMLA", 4e-2), ("vLLM Triton", 6e-3)]
 
 
+@pytest.mark.parametrize("heads,families", [(8, {"hopper"}), (32, {"hopper"}), (128, {"hopper", "triton"})])
+def test_other_numbers_of_heads(heads: int, families: set[str]) -> None:
+    path = ROOT / "specs" / "h200.yaml"
+    spec = load_spec(path).spec
+    assert peers.with_heads(spec, 16) is spec
+    plan = make_plan(peers.with_heads(spec, heads), str(path))
+    assert {kernel.family for kernel in plan.kernels} == families and plan.kernels[0].heads == heads
+
+
 def test_shapes_on_the_command_line() -> None:
     assert peers.shape("64x8192") == "64x8192" and peers.shape("ragged") == "ragged"
     with pytest.raises(peers.argparse.ArgumentTypeError, match="write BATCHxKV_LEN"):
