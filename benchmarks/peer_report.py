@@ -1,6 +1,7 @@
 """What was found, as a table for the terminal and as Markdown for a page. Reads the JSON that the benchmark writes."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,7 @@ COLUMNS = (
     ("eager us", "right"), ("host us", "right"), ("peer/ours", "right"), ("ten", "right"), ("eager", "right"),
     ("TB/s", "right"), ("of read", "right"), ("error", "right"), ("", "left"),
 )  # fmt: skip
+BEGIN, END = "\n<!-- results -->\n", "\n<!-- end -->\n"  # of a page that holds the tables
 NOTES = 60  # letters of a reason that a table line has room for
 
 
@@ -123,6 +125,15 @@ def markdown(found: Row) -> str:
             eager = f"Eagerly, {name} takes {mean['eager']:.2f} times ours (geometric mean)."
             lines += ["", eager] if name == names[0] else [eager]
     return "\n".join(lines)
+
+
+def fill(page: Path, text: str) -> None:
+    """Put `text` between the marks of a page. Raises ValueError if it has none."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page}: no line {BEGIN.strip()!r} with a line {END.strip()!r} after it")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --libraries peers/ --json peers.json
     python benchmarks/peers.py --libraries peers/ --shapes 64x8192 ragged --kv bf16 --heads 16 128
-    python benchmarks/peers.py --table peers.json
+    python benchmarks/peers.py --table peers.json --page docs/peers.md
 
 docs/peers.md says where the libraries come from and what is timed. One that is missing is a line in the table. Ours is
 built into a temporary folder; for a number of heads that the spec does not have, from its shapes without its settings.
@@ -17,6 +17,7 @@ import re
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further shape after so long")
     parser.add_argument("--json", type=Path, help="file to write what was found to")
     parser.add_argument("--table", type=Path, metavar="JSON", help="only print such a file as Markdown")
+    parser.add_argument("--page", type=Path, metavar="MD", help="with --table: write it between the page's marks")
     options = parser.parse_args()
     if options.table:
-        print(peer_report.markdown(json.loads(options.table.read_text(encoding="utf-8"))))
+        text = peer_report.markdown(json.loads(options.table.read_text(encoding="utf-8")))
+        if options.page:
+            peer_report.fill(options.page, text)
+        else:
+            print(text)
         return
     peers = tuple(peer for peer in PEERS if peer.name in options.peers)
     if unknown := set(options.peers) - {peer.name for peer in PEERS}:
@@ -171,8 +177,10 @@ def run(options: argparse.Namespace, peers: tuple[Peer, ...]) -> int:
             package = build(plan, Path(folder), f"peers_{heads}_heads")
             asked = jobs(plan, options.shapes, options.more, options.kv, options.seed)
             work += [(job, runs(plan, folder, package, job, peers, options.libraries), package) for job in asked]
-        compile_ahead([(folder, package, job.longest) for job, _, package in work])
-        compile_peers(peers, options.libraries, [job for job, _, _ in work])
+        with ThreadPoolExecutor() as both:  # each waits for processes of its own
+            theirs = both.submit(compile_peers, peers, options.libraries, [job for job, _, _ in work])
+            compile_ahead([(folder, package, job.longest) for job, _, package in work])
+            theirs.result()
         say(f"{len(work)} shapes; all is built and compiled")
         read, _ = device.ceilings()
         found: dict[str, Any] = {

@@ -1,8 +1,4 @@
-"""The comparison with other libraries, with stand-ins for them that compute attention from what they are given.
-
-A stand-in has the operators' arguments in their order: an adapter that mixes up lengths, pages, scales or halves of a
-row gives a wrong output here as it would there.
-"""
+"""The comparison with other libraries: what they are given, what is timed, and what is said of it."""
 
 import json
 import sys
@@ -16,6 +12,7 @@ import peers
 import pytest
 import torch
 from bench_fakes import FakeDevice
+from peer_fakes import HEADS, LATENT, LENS, ROPE, TRITON, define
 from peer_kernels import PAGE, PEERS, Missing, Peer, load, paged, prepare
 from peer_timing import Job, Run, measure
 
@@ -26,93 +23,19 @@ from mla_codegen.workload import Workload, make_inputs
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-LATENT = 64
-LENS = [70, 64, 1, 200]
 NAMES = {(peer.name, kv): peer for peer in PEERS for kv in peer.prepare}
 
 
 def work(kv: str, batch: int = len(LENS), kv_len: int = 64) -> Workload:
-    return Workload(4, LATENT, 32, "bf16", "bf16", kv, batch, kv_len)
-
-
-def attend(q: Any, k: Any, v: Any, lens: Any, table: Any, sm_scale: float, k_scale: float = 1.0) -> torch.Tensor:
-    """q [batch, heads, row]; k, v in pages: [batch, heads, columns of v]."""
-    outs = []
-    for row, length, pages in zip(q.float(), lens.tolist(), table.long(), strict=True):
-        keys, values = (x[pages].flatten(0, 1)[:length, 0].float() * k_scale for x in (k, v))
-        outs.append(torch.softmax(row @ keys.T * sm_scale, -1) @ values)
-    return torch.stack(outs).bfloat16()
+    return Workload(HEADS, LATENT, ROPE, "bf16", "bf16", kv, batch, kv_len)
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the peers' files; their operators are defined for CPU tensors."""
     folder = tmp_path_factory.mktemp("libraries")
-    dense = torch.library.Library("_flashmla_C", "DEF")
-    dense.define(
-        "dense_decode_fwd(Tensor q, Tensor kv, int columns, Tensor lens, Tensor table, float scale, bool causal, "
-        "Tensor? schedule, Tensor? splits, Tensor? out) -> (Tensor, Tensor, Tensor, Tensor)"
-    )
-
-    def dense_decode(q, kv, columns, lens, table, scale, causal, schedule, splits, out):
-        assert kv.shape[1:3] == (PAGE, 1) and not causal and out is None and (schedule is None) == (splits is None)
-        result = attend(q[:, 0], kv, kv[..., :columns], lens, table, scale)
-        schedule, splits = (torch.ones(1) if x is None else x.clone() for x in (schedule, splits))
-        return result.unsqueeze(1), torch.zeros(1), schedule, splits
-
-    dense.impl("dense_decode_fwd", dense_decode, "CPU")
-    fp8 = torch.library.Library("_flashmla_extension_C", "DEF")
-    fp8.define("get_mla_decoding_metadata_dense_fp8(Tensor lens, int rows, int kv_heads) -> Tensor[]")
-    fp8.define(
-        "fwd_kvcache_mla_fp8(Tensor q, Tensor kv, int columns, Tensor lens, Tensor table, float scale, bool causal, "
-        "Tensor schedule, Tensor splits, Tensor? q_scale, Tensor? k_scale) -> Tensor[]"
-    )
-
-    def schedule_fp8(lens, rows, kv_heads):
-        assert rows == 4 and kv_heads == 1
-        return [torch.full((1,), 7.0), torch.full((1,), 8.0)]
-
-    def decode_fp8(q, kv, columns, lens, table, scale, causal, schedule, splits, q_scale, k_scale):
-        assert (float(schedule), float(splits)) == (7.0, 8.0)
-        assert q.dtype == kv.dtype == torch.float8_e4m3fn and q_scale.shape == k_scale.shape == (1,)
-        result = attend(q[:, 0].float() * q_scale, kv, kv[..., :columns], lens, table, scale, float(k_scale))
-        return [result.unsqueeze(1), torch.zeros(1)]
-
-    fp8.impl("get_mla_decoding_metadata_dense_fp8", schedule_fp8, "CPU")
-    fp8.impl("fwd_kvcache_mla_fp8", decode_fp8, "CPU")
-    fa3 = torch.library.Library("_vllm_fa3_C", "DEF")
-    fa3.define(
-        "get_scheduler_metadata(int batch, int q_len, int kv_len, int heads, int kv_heads, int dim, int dim_v, "
-        "ScalarType dtype, Tensor lens, Tensor? a, Tensor? b, Tensor? c, Tensor? d, Tensor? e, int? page, int new, "
-        "bool causal, int left, int right, bool softcap, int splits, bool? pack, int margin) -> Tensor"
-    )
-    fa3.define(
-        "fwd(Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, Tensor? q_v, Tensor? out, Tensor? q_starts, Tensor? c,"
-        " Tensor? d, Tensor? e, Tensor? lens, int? q_len, int? kv_len, Tensor? table, Tensor? f, Tensor? g, Tensor? h, "
-        "Tensor? i, Tensor? j, Tensor? k1, Tensor? l, Tensor? m, float scale, bool causal, int left, int right, "
-        "float softcap, bool interleaved, Tensor? schedule, int splits, bool? pack, int margin, Tensor? n, int world, "
-        "int rank, Tensor? o) -> Tensor[]"
-    )
-
-    def schedule_fa3(batch, q_len, kv_len, heads, kv_heads, dim, dim_v, *rest):
-        assert (batch, q_len, kv_len, heads, kv_heads, dim, dim_v) == (len(LENS), 1, max(LENS), 4, 1, 32, LATENT)
-        return torch.full((1,), 9.0)
-
-    def decode_fa3(q, k, v, a, b, q_v, out, starts, c, d, e, lens, q_len, kv_len, table, *rest):
-        scale, schedule = rest[8], rest[14]
-        assert float(schedule) == 9.0 and (q_len, kv_len) == (1, max(LENS)) and starts.tolist() == [0, 1, 2, 3, 4]
-        return [attend(torch.cat([q_v, q], -1), torch.cat([v, k], -1), v, lens, table, scale), torch.zeros(1)]
-
-    fa3.impl("get_scheduler_metadata", schedule_fa3, "CPU")
-    fa3.impl("fwd", decode_fa3, "CPU")
-    (folder / "triton_decode_attention.py").write_text(
-        "from test_peers import attend\nfrom vllm.platforms import current_platform\n"
-        "from vllm.triton_utils import tl, triton\nassert not current_platform.is_rocm() and triton.jit and tl.dot\n"
-        "def decode_attention_fwd(q, k, v, out, lse, table, lens, scratch, splits, scale, page, *, k_scale, v_scale,\n"
-        "                         is_mla):\n"
-        "    assert scratch.shape[2] == splits == 1 and is_mla and page == k.shape[1]\n"
-        "    out.copy_(attend(q, k, v, lens, table, scale, float(k_scale)))\n"
-    )
+    defined = define()
+    (folder / "triton_decode_attention.py").write_text(TRITON)
     for peer in PEERS:
         for file in peer.files.values():
             (folder / file).touch()
@@ -122,6 +45,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if name.partition(".")[0] == "vllm":
             del sys.modules[name]
     peer_kernels._loaded.clear()
+    del defined
 
 
 @pytest.fixture
@@ -242,6 +166,21 @@ def test_the_tables(found: dict[str, Any], tmp_path: Path, capsys: pytest.Captur
     assert "| 4x64 | 10.0 / 10.0 |" in text and "20.0 / 20.0 | 2.00 |" in text
     assert "| geometric mean |  |  |  |  | 2.00 / 2.00 |  |" in text
     assert "Half" not in text and "Absent" not in text
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n<!-- results -->\n\nNone yet.\n\n<!-- end -->\n\nMore.\n")
+    for _ in range(2):
+        peer_report.fill(page, text)
+        assert page.read_text() == f"# Page\n\n<!-- results -->\n\n{text}\n\n<!-- end -->\n\nMore.\n"
+    page.write_text("# Page\n")
+    with pytest.raises(ValueError, match="no line"):
+        peer_report.fill(page, text)
+
+
+def test_the_page_has_marks(found: dict[str, Any], tmp_path: Path) -> None:
+    page = tmp_path / "peers.md"
+    page.write_text((ROOT / "docs" / "peers.md").read_text(encoding="utf-8"), encoding="utf-8")
+    peer_report.fill(page, peer_report.markdown(found))
+    assert "| geometric mean |" in page.read_text(encoding="utf-8")
 
 
 def test_what_is_asked() -> None:
