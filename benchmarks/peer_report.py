@@ -66,7 +66,8 @@ def show(found: Row) -> None:
     console.print(table)
     console.print(
         f"{found['device']}, torch {found['torch']}, triton {found['triton']}; read in this run "
-        f"{found['read_tb_s']:.2f} TB/s; medians of {found['rounds']}"
+        f"{found['read_tb_s']:.2f} TB/s; medians of {found['rounds']}; a kernel that does next to nothing takes "
+        f"{found['least_us']['graph']:.1f} us graph, {found['least_us']['ten']:.1f} ten"
     )
     for mean in means(found):
         if mean["shapes"]:
@@ -97,7 +98,8 @@ def markdown(found: Row) -> str:
     lines = [
         f"{found['device']}, torch {found['torch']}, triton {found['triton']}, medians of {found['rounds']}; a large "
         f"read takes {found['read_tb_s']:.2f} TB/s. Times are microseconds in the conventions *graph* / *ten*; `x` is "
-        "the peer's time over ours (*graph*): above 1 ours is faster."
+        "the peer's time over ours (*graph*): above 1 ours is faster. A kernel that does next to nothing takes "
+        f"{found['least_us']['graph']:.1f} / {found['least_us']['ten']:.1f}."
     ]
     summary = means(found)
     for kv, heads in dict.fromkeys((row["kv"], row["heads"]) for row in found["rows"]):

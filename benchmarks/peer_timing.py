@@ -102,6 +102,15 @@ def measure(job: Job, runs: Sequence[Run], device: Device, rounds: int, seed: in
     }  # fmt: skip
 
 
+def least(device: Device, rounds: int) -> dict[str, float]:
+    """Microseconds of a call that does next to nothing: what each convention adds to every time."""
+    number = torch.zeros((), device=device.where)
+    calls = {"one kernel": lambda: number.add_(1)}
+    replays = {name: device.capture(call)[0] for name, call in calls.items()}
+    every = {"graph": alternate(device, replays, rounds), "ten": ten_in_a_row(device, calls, rounds)}
+    return {kind: times["one kernel"].median for kind, times in every.items()}
+
+
 def ten_in_a_row(device: Device, calls: Mapping[str, Call], rounds: int) -> dict[str, Sample]:
     """The second convention: what a call adds to a graph of flushes."""
     nothing = torch.zeros((), device=device.where)

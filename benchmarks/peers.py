@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import peer_report
 from peer_kernels import PEERS, Missing, Peer, compile_once, load, prepare
-from peer_timing import Job, Run, measure
+from peer_timing import Job, Run, least, measure
 
 from mla_codegen.bench import COMPILE_SECONDS, compile_ahead
 from mla_codegen.commands.bench import without_nan
@@ -185,7 +185,7 @@ def run(options: argparse.Namespace, peers: tuple[Peer, ...]) -> int:
         read, _ = device.ceilings()
         found: dict[str, Any] = {
             "device": device.name, "torch": torch.__version__, "triton": triton.__version__, "read_tb_s": read,
-            "rounds": options.rounds, "rows": [],
+            "rounds": options.rounds, "least_us": least(device, options.rounds), "rows": [],
         }  # fmt: skip
         for job, implementations, _ in work:
             if time.monotonic() - began > options.seconds:
