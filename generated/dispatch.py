@@ -11,6 +11,7 @@ from functools import partial
 
 from . import h200, mi300, mi355x, portable
 from .runtime import warmup as _warmup
+from .runtime import workspace as _workspace
 from .runtime.calls import Dispatcher
 
 DISPATCHER = Dispatcher([h200, mi300, mi355x, portable], build_command="mla-codegen build")
@@ -18,3 +19,4 @@ DISPATCHER = Dispatcher([h200, mi300, mi355x, portable], build_command="mla-code
 custom_kernel = DISPATCHER.custom_kernel
 mla_decode = DISPATCHER.mla_decode
 warmup = partial(_warmup.warmup, DISPATCHER)
+workspace_bytes = partial(_workspace.workspace_bytes, DISPATCHER)

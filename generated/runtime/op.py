@@ -2,7 +2,7 @@
 """`mla_decode` as operators of torch.library, so that torch.compile takes a model whole.
 
 Two operators, both with a fake implementation: `mla_decode` returns a new (out, LSE); `mla_decode_into` writes into
-tensors that it is given, and its schema says so.
+tensors that it is given, a workspace among them, and its schema says so.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _INPUTS = "Tensor q, Tensor kv, Tensor qo_indptr, Tensor kv_indptr"
 _OPTIONS = "float sm_scale, Tensor? kv_scale=None, Tensor? kv_visible=None, SymInt? max_kv_len=None"
 SCHEMAS = {
     "mla_decode": f"({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
-    "mla_decode_into": f"({_INPUTS}, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}) -> ()",
+    "mla_decode_into": f"({_INPUTS}, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}, Tensor(c!)? workspace=None) -> ()",
 }
 
 Tensor = torch.Tensor
@@ -59,10 +59,11 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         kv_scale: Tensor | None = None,
         kv_visible: Tensor | None = None,
         max_kv_len: int | None = None,
+        workspace: Tensor | None = None,
     ) -> None:
         dispatcher.mla_decode(
             q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            max_kv_len=max_kv_len, out=out, lse=lse,
+            max_kv_len=max_kv_len, out=out, lse=lse, workspace=workspace,
         )  # fmt: skip
 
     def fake_decode(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -96,13 +97,17 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
+        workspace: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        if out is None and workspace is not None:
+            shape, dtype = dispatcher.result(q)
+            out = q.new_empty(shape, dtype=dtype)
         if out is None:
             out, made = new(q, kv, qo_indptr, kv_indptr, sm_scale, kv_scale, kv_visible, max_kv_len)
             lse = made if lse is None else lse.copy_(made)
         else:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
-            into(q, kv, qo_indptr, kv_indptr, out, lse, sm_scale, kv_scale, kv_visible, max_kv_len)
+            into(q, kv, qo_indptr, kv_indptr, out, lse, sm_scale, kv_scale, kv_visible, max_kv_len, workspace)
         return (out, lse) if return_lse else out
 
     mla_decode.__doc__ = Dispatcher.mla_decode.__doc__
