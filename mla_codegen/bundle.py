@@ -151,8 +151,8 @@ def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
             {
                 "name": kv, "bound": BOUND_FP8 if in_fp8 else BOUND_16_BIT, "torch": TORCH[kv],
                 "shapes": shapes, "direct": names[general.direct, "run"],
-                "split": names[general.split, "run"], "places": general.places, "block_n": general.block_n,
-                "head_blocks": general.head_blocks,
+                "split": names[general.split, "run"], "occupancy": (general.units, general.resident),
+                "block_n": general.block_n, "head_blocks": general.head_blocks,
             }
         )  # fmt: skip
     return {

@@ -69,7 +69,7 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     }  # fmt: skip
     tile = kernel.block_n
     splits = kernel.splits or 3
-    at_run_time = None if kernel.splits else splits
+    at_run_time = None if kernel.splits or kernel.balanced else splits
     if splits > 4 or (at_run_time and FAMILIES[kernel.family].GLUON):
         lens = [tile * splits + 1, 0, tile + 1]
         yield "ragged", make_case(lens, q_lens=[1, 1, 2 if splits <= 64 else 1], seed=seed, **common), at_run_time

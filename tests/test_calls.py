@@ -87,7 +87,9 @@ def test_general_kernels_get_the_split_rules_count(dispatcher: Recorded, rows: i
     dispatcher.mla_decode(**call(rows), max_kv_len=kv_len)
     general = dispatcher.builds[0].choices["bf16"].general
     tiles = -(-kv_len // general.block_n)
-    assert dispatcher.seen[0][1][9] == choose_splits(rows, tiles * general.block_n, general.places, general.block_n)
+    assert dispatcher.seen[0][1][9] == choose_splits(
+        rows, tiles * general.block_n, general.units, general.resident, general.block_n
+    )
 
 
 def test_without_a_length_the_mean_decides(dispatcher: Recorded) -> None:

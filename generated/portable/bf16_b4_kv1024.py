@@ -21,11 +21,12 @@ HEADS = tl.constexpr(16)
 LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = tl.constexpr(64)  # its last columns: key only
 ROW = tl.constexpr(576)  # bf16s of a KV row
-SPLITS = tl.constexpr(16)
+SPLITS = tl.constexpr(11)
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+ALL_SPLITS = tl.constexpr(16)  # splits, rounded up to a power of two
 
 
 @triton.jit
@@ -154,8 +155,8 @@ def stage2(partial, partial_lse, out, lse):
     partial += at * SPLITS * LATENT
     partial_lse += at * SPLITS
     latent = tl.arange(0, LATENT)
-    split = tl.arange(0, SPLITS)
-    parts = tl.load(partial_lse + split)
+    split = tl.arange(0, ALL_SPLITS)
+    parts = tl.load(partial_lse + split, mask=split < SPLITS, other=float("-inf"))
     m = tl.max(parts, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
     weights = tl.math.exp2(parts - m)

@@ -23,13 +23,12 @@ LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = tl.constexpr(64)  # its last columns: key only
 WORD = tl.constexpr(2)  # fp8 columns read as one int16
 ROW = tl.constexpr(288)  # int16s of a KV row
-SPLITS = tl.constexpr(43)
+SPLITS = tl.constexpr(32)
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
 KV_UNIT = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-ALL_SPLITS = tl.constexpr(64)  # splits, rounded up to a power of two
 
 
 @triton.jit
@@ -199,8 +198,8 @@ def stage2(partial, partial_lse, out, lse):
     partial += at * SPLITS * LATENT
     partial_lse += at * SPLITS
     latent = tl.arange(0, LATENT)
-    split = tl.arange(0, ALL_SPLITS)
-    parts = tl.load(partial_lse + split, mask=split < SPLITS, other=float("-inf"))
+    split = tl.arange(0, SPLITS)
+    parts = tl.load(partial_lse + split)
     m = tl.max(parts, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
     weights = tl.math.exp2(parts - m)

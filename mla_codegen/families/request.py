@@ -9,6 +9,7 @@ from ..targets import Target
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "fp8_e4m3fnuz": 1}
 NAMES = ("family", "splits", "block_n", "block_h", "num_warps", "num_stages", "waves_per_eu", "column_blocks")
+BALANCED_ROWS = 256  # query rows of a call that a balanced kernel shares out: every program looks at all of them
 Layer = tuple[Loc, str, Settings | None]
 
 
@@ -50,7 +51,10 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Request:
-    """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time."""
+    """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time.
+
+    balanced   a kernel whose programs share out all query rows' tiles
+    """
 
     target: Target
     heads: int
@@ -62,6 +66,7 @@ class Request:
     options: tuple[str, ...]
     knobs: Knobs
     splits: int | None = None
+    balanced: bool = False
 
     @property
     def row(self) -> int:

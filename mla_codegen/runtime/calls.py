@@ -87,7 +87,7 @@ class Dispatcher:
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int], Build] = {}
-        self._chosen: dict[tuple[Build, str, int, int], tuple[Callable[..., None], Splits]] = {}
+        self._chosen: dict[tuple[Build, str, int, int, int | None], tuple[Callable[..., None], Splits]] = {}
         if triton.knobs.runtime.interpret:
             from . import interpreter
 
@@ -292,11 +292,10 @@ class Dispatcher:
                 lse.fill_(float("-inf"))
             return (out, lse) if return_lse else out  # type: ignore[return-value]
 
-        if kv_len is None:
-            kv_len = rows[0] // batch
-        chosen = self._chosen.get((build, name, total_q, kv_len))
+        mean = rows[0] // batch
+        chosen = self._chosen.get((build, name, total_q, mean, kv_len))
         if chosen is None:
-            chosen = self._remember(build, name, total_q, kv_len)
+            chosen = self._remember(build, name, total_q, mean, kv_len)
         run, splits = chosen
         if index >= 0 and index != current_device():
             with torch.cuda.device(index):
@@ -305,12 +304,14 @@ class Dispatcher:
             run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
-    def _remember(self, build: Build, name: str, total_q: int, kv_len: int) -> tuple[Callable[..., None], Splits]:
-        kernel, splits = build.choices[name].choose(total_q, kv_len)
+    def _remember(
+        self, build: Build, name: str, total_q: int, mean: int, longest: int | None
+    ) -> tuple[Callable[..., None], Splits]:
+        kernel, splits = build.choices[name].choose(total_q, mean, longest)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
         chosen = (build.kernel(kernel).run, () if splits is None else (splits,))
-        self._chosen[build, name, total_q, kv_len] = chosen
+        self._chosen[build, name, total_q, mean, longest] = chosen
         return chosen
 
     def _kv_name(self, build: Build, dtype: torch.dtype) -> str:

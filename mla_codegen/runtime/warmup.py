@@ -40,23 +40,26 @@ class Call:
     index: torch.dtype
     scaled: bool
     visible: bool
+    rows: int  # query rows: kernels that merge any number of splits have one stage 2 for few and one for many
     large: bool  # a KV pool that AMD's 32-bit offsets do not reach over
 
     def run(self, device: torch.device, pool: torch.Tensor | None) -> None:
-        """One query row over one KV row, which for a large call lies in `pool`."""
+        """Query rows over one KV row, which for a large call lies in `pool`."""
         build, row = self.build, self.build.latent + self.build.rope
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             dtype = DTYPES[self.kv]
             size = row * dtype.itemsize
             memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
             kv = memory[:size].zero_().view(dtype).view(1, row)
-            q = torch.zeros((1, build.heads, row), dtype=build.q, device=device)
+            rows = self.rows
+            q = torch.zeros((rows, build.heads, row), dtype=build.q, device=device)
+            q_ends = torch.tensor([0, rows], dtype=self.index, device=device)
             ends = torch.tensor([0, 1], dtype=self.index, device=device)
-            visible = torch.ones(1, dtype=torch.int32, device=device) if self.visible else None
+            visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
             scale = torch.ones(1, device=device) if self.scaled else None
-            out = torch.empty((1, build.heads, build.latent), dtype=build.out, device=device)
-            lse = torch.empty((1, build.heads), device=device)
-            args = (q, kv, ends, ends, visible, scale, 1.0, out, lse)
+            out = torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device)
+            lse = torch.empty((rows, build.heads), device=device)
+            args = (q, kv, q_ends, ends, visible, scale, 1.0, out, lse)
             run = build.kernel(self.kernel).run
             run(*args) if self.splits is None else run(*args, self.splits)
 
@@ -73,10 +76,10 @@ def calls(
         for kv, choice in build.choices.items():
             scales = (kv.startswith("fp8"),) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
-            for (kernel, splits), index, scale, seen, large in itertools.product(
+            for (kernel, splits, rows), index, scale, seen, large in itertools.product(
                 choice.kernels(), indices, scales, visible, pools
             ):
-                found.append(Call(build, kernel, splits, kv, index, scale, seen, large))
+                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large))
     return found
 
 
