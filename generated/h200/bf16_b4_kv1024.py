@@ -18,9 +18,9 @@ and the many KV rows or latent columns its M of 64:
 
 S^T and O^T have one layout, so a head's maximum and its rescale of O^T need no exchange between threads.
 
-KV tiles come by TMA through a ring of 2 stages, each with its own mbarrier; a stage is refilled as soon as
-every warp is done with it (the barrier at the loop's end). 164 KB of shared memory:
-one program an SM, whose ring keeps the memory busy.
+KV tiles come by TMA through a ring of 1 stage, each with its own mbarrier; a stage is refilled as soon as
+every warp is done with it (the barrier at the loop's end). 92 KB of shared memory:
+two programs share an SM and hide each other's latencies.
 
 TMA reads whole tiles, so a split's last tile may hold rows of the next request; they are zeroed before use, because
 the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
@@ -54,7 +54,7 @@ ROPE = gl.constexpr(64)  # its last columns: key only
 SPLITS = gl.constexpr(16)
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
 BLOCK_H = gl.constexpr(16)  # heads of a program
-STAGES = gl.constexpr(2)  # tiles in the ring
+STAGES = gl.constexpr(1)  # tiles in the ring
 TILE_BYTES = gl.constexpr(73728)
 WORDS = gl.constexpr(256)  # 32-bit words of the latent columns
 ZEROED_ROWS = gl.constexpr(16)  # rows of a tail in registers at a time

@@ -67,8 +67,8 @@ V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
 FP8_MAX = gl.constexpr(448.0)
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-COLUMN_BLOCKS = gl.constexpr(8)  # programs of stage 2 that share a head's columns
-COLUMNS = gl.constexpr(64)  # columns of each
+COLUMN_BLOCKS = gl.constexpr(16)  # programs of stage 2 that share a head's columns
+COLUMNS = gl.constexpr(32)  # columns of each
 
 # Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
 SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
