@@ -341,8 +341,8 @@ def stage2(partial, partial_lse, out, lse):
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.arange(0, SPLITS)
     place = at * SPLITS + split
-    gdc_launch_dependents()  # what follows may take its place too, if it was launched to wait for this grid's end
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     parts = tl.load(partial_lse + place)
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :])
     m = tl.max(parts, 0)

@@ -272,8 +272,8 @@ def stage2(partial, partial_lse, out, lse):
     split = tl.arange(0, ALL_SPLITS)
     exists = split < SPLITS
     place = at * SPLITS + split
-    gdc_launch_dependents()  # what follows may take its place too, if it was launched to wait for this grid's end
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     parts = tl.load(partial_lse + place, mask=exists, other=float("-inf"))
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
     m = tl.max(parts, 0)
