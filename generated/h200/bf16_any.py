@@ -266,6 +266,7 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
     column_block = tl.program_id(0) % COLUMN_BLOCKS
     at = (tl.program_id(0) // COLUMN_BLOCKS).to(tl.int64)  # query row * HEADS + head
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
+    gdc_launch_dependents()  # what follows may take its place too, if it was launched to wait for this grid's end
     gdc_wait()
     m = float("-inf")
     total = 0.0

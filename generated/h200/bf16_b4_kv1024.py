@@ -267,6 +267,7 @@ def stage2(partial, partial_lse, out, lse):
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.arange(0, SPLITS)
     place = at * SPLITS + split
+    gdc_launch_dependents()  # what follows may take its place too, if it was launched to wait for this grid's end
     gdc_wait()
     parts = tl.load(partial_lse + place)
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :])

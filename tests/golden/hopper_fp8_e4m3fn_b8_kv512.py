@@ -346,6 +346,7 @@ def stage2(partial, partial_lse, out, lse):
     split = tl.arange(0, ALL_SPLITS)
     exists = split < SPLITS
     place = at * SPLITS + split
+    gdc_launch_dependents()  # what follows may take its place too, if it was launched to wait for this grid's end
     gdc_wait()
     parts = tl.load(partial_lse + place, mask=exists, other=float("-inf"))
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
