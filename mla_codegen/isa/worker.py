@@ -8,6 +8,7 @@ Triton releases other than the one that this package is installed with.
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import json
 import os
@@ -291,6 +292,7 @@ def main() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
+    gc.disable()  # CPython 3.11: a collection in the midst of ast.parse can fail it (recursion depth mismatch)
     try:
         record = record_launch(request) if "entry" in request else compile_request(request)
     except Exception as error:
