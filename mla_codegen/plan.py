@@ -47,6 +47,7 @@ class KernelPlan:
     # element types
     q: str
     kv: str
+    page_size: int | None  # KV rows of a page; None: the KV is ragged
     out: str
     compute: str  # element type of the products
     details: Any  # what the family's templates need beside this: `f` there
@@ -81,6 +82,19 @@ class KernelPlan:
     not_taken: tuple[str, ...]
 
     @property
+    def paged(self) -> bool:
+        return self.page_size is not None
+
+    @property
+    def rows_are_pages(self) -> bool:
+        return self.page_size == 1
+
+    @property
+    def gathered(self) -> bool:
+        """A tile may lie in several pages."""
+        return self.page_size is not None and self.page_size % self.block_n != 0
+
+    @property
     def exp(self) -> str:
         return "tl.math.exp2" if self.exp2 else "tl.exp"
 
@@ -103,6 +117,13 @@ class KernelPlan:
     @property
     def results(self) -> str:
         return "out, lse" if self.direct else "partial, partial_lse"
+
+    @property
+    def locate_args(self) -> str:
+        pages = ("kv_lens", "page_stride") if self.paged else ()
+        return ", ".join(
+            ("row", "qo_indptr", "kv_indptr", *pages[:1], "kv_visible", "batch", "q_len", *pages[1:])
+        )
 
     @property
     def grid1(self) -> str:
@@ -202,7 +223,10 @@ def _kernel(
     wanted, options_loc = _optimizations(layers)
     options, not_taken = _applicable(wanted, kv)
     knobs = Knobs(layers)
-    request = Request(target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs)
+    page_size = spec.kv.page_size
+    request = Request(
+        target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs, page_size=page_size
+    )
     family, refusals = _family(request, problems, options_loc)
     if family is None:
         return []
@@ -248,6 +272,7 @@ def _kernel(
     not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
     taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
     plural = f"{heads} head{'s' if heads > 1 else ''}"
+    pages = "" if page_size is None else f" in pages of {page_size} row{'s' if page_size > 1 else ''}"
     all_splits = _power_of_two(splits or MAX_SPLITS)
     at_once = splits is not None and all_splits <= MERGE_AT_ONCE
 
@@ -258,7 +283,7 @@ def _kernel(
             spec_file=spec_file,
             build_command=f"mla-codegen build {spec_file}",
             origin=origin,
-            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV,\n{tuned}.",
+            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV{pages},\n{tuned}.",
             summary=summary,
             target=target.name,
             family=family.NAME,
@@ -270,6 +295,7 @@ def _kernel(
             row=latent + rope,
             q=spec.dtypes.q,
             kv=kv,
+            page_size=page_size,
             out=spec.dtypes.out,
             compute=details.compute,
             details=details,

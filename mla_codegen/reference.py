@@ -1,5 +1,6 @@
 """The truth that kernels are held to: float64 softmax attention, and makers of inputs that provoke faults."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,72 @@ def make_case(
     effective = float(scale) * 40 if scale is not None else 40.0 if kv_dtype.startswith("fp8") else 1.0
     sm_scale = 1.0 / (row**0.5) / effective if scale is None else 1.0 / (row**0.5)
     return Case(q, kv, qo_indptr, kv_indptr, sm_scale, scale)
+
+
+@dataclass
+class PagedCase:
+    """The inputs of a `Case` with the KV in pages: what is not in a request's rows is NaN, or garbage among page numbers.
+
+    kv [pages, page_size, row]; table [batch, more than width] int32, of which `block_table` is a view of `width` columns;
+    kv_indptr [batch + 1] and kv_indices are the same pages as a list; kv_lens [batch] int32. `ragged` has the truth:
+    `reference(case.ragged, ...)`.
+    """
+
+    ragged: Case
+    kv: torch.Tensor
+    table: torch.Tensor
+    width: int
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_lens: torch.Tensor
+
+    def to(self, device: str | torch.device) -> "PagedCase":
+        """The same on another device."""
+        tensors = (self.kv, self.table, self.kv_indptr, self.kv_indices, self.kv_lens)
+        kv, table, kv_indptr, kv_indices, kv_lens = (tensor.to(device) for tensor in tensors)
+        return PagedCase(self.ragged.to(device), kv, table, self.width, kv_indptr, kv_indices, kv_lens)
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """[batch, most pages], its row stride larger than that."""
+        return self.table[:, : self.width]
+
+    def lists(self, form: str) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+        """(kv_indptr, kv_indices, kv_lens) as kernels take them: form `table`, `list`, or `rows` (pages of one row)."""
+        if form == "table":
+            return None, self.block_table, self.kv_lens
+        return self.kv_indptr, self.kv_indices, None if form == "rows" else self.kv_lens
+
+
+def forms(page_size: int) -> tuple[str, ...]:
+    """How a call may give its pages; see `PagedCase.lists`."""
+    return ("table", "list", "rows") if page_size == 1 else ("table", "list")
+
+
+def in_pages(case: Case, page_size: int, seed: int = 0) -> PagedCase:
+    """`case` with its KV rows dealt to pages of a pool, in random order, some pages unused."""
+    generator = torch.Generator().manual_seed(seed)
+    ends = case.kv_indptr.tolist()
+    counts = [-(-(end - begin) // page_size) for begin, end in itertools.pairwise(ends)]
+    used = sum(counts)
+    order = torch.randperm(used + 3, generator=generator)[:used].int()
+    kv = torch.full((used + 3, page_size, case.kv.shape[-1]), float("nan")).to(case.kv.dtype)
+    garbage = torch.tensor([2147480000, -1], dtype=torch.int32)
+    width = max([1, *counts]) + 1
+    table = garbage.repeat(len(counts), width)
+    indices = torch.cat([order, garbage])
+    taken = 0
+    for request, (begin, count) in enumerate(zip(ends, counts, strict=False)):
+        pages = order[taken : taken + count]
+        taken += count
+        table[request, :count] = pages
+        rows = case.kv[begin : ends[request + 1]]
+        for at, page in enumerate(pages.tolist()):
+            part = rows[at * page_size : (at + 1) * page_size]
+            kv[page, : part.shape[0]] = part
+    indptr = torch.tensor([0, *counts]).cumsum(0).to(case.kv_indptr.dtype)
+    lens = torch.tensor(ends).diff().int()
+    return PagedCase(case, kv, table, width, indptr, indices, lens)
 
 
 def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:

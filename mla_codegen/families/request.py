@@ -50,7 +50,10 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Request:
-    """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time."""
+    """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time.
+
+    `page_size`: KV rows of a page; None: the rows of a request are consecutive ones.
+    """
 
     target: Target
     heads: int
@@ -62,6 +65,7 @@ class Request:
     options: tuple[str, ...]
     knobs: Knobs
     splits: int | None = None
+    page_size: int | None = None
 
     @property
     def row(self) -> int:
