@@ -11,6 +11,7 @@ from . import __version__
 from .merge import MergeError, Module, merge, parse_module
 from .plan import Plan
 from .render import PACKAGE, format_source, render_kernels, render_part
+from .runtime.choice import Choice
 from .submission import refusals
 from .verify import BOUND_16_BIT, BOUND_FP8
 
@@ -42,6 +43,9 @@ def bundle(plan: Plan, leaderboard: str | None = None, gpu: str | None = None) -
         for option, value in (("leaderboard", leaderboard), ("gpu", gpu))
         if value is not None and not WORD.fullmatch(value)
     ]
+    if plan.spec.batch_invariant:
+        what = f"{plan.spec_file} is batch-invariant, which costs time, and a leaderboard ranks by time"
+        reasons.append(f"{what}: bundle a copy without `batch_invariant`")
     if reasons:
         raise Refused(reasons)
     try:
@@ -136,6 +140,7 @@ def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
     kinds = []
     for kv in dtypes.kv:
         choice = plan.choice(kv)
+        assert isinstance(choice, Choice)  # the others are refused
         general = choice.general
         shapes = {
             rows: [(low, _number(high), names[kernel, "run"]) for low, high, kernel in ranges]

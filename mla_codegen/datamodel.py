@@ -125,6 +125,11 @@ class Spec(_Strict):
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"
     )
+    batch_invariant: bool = Field(
+        default=False,
+        description="one kernel a KV type serves every call, so that a query row has the same bits whoever shares its "
+        "batch; settings stand in `defaults` alone",
+    )
     limits: Limits = Field(
         default=Limits(), description="what the compiler may make of the kernels (`mla-codegen inspect --check`)"
     )

@@ -153,16 +153,22 @@ def calls(subjects: Sequence[Subject], rows: Sequence[Row]) -> list[Call]:
         if row.report is None or subject.stage.turn_rows is None:
             continue
         for kernel in subject.plan.kernels:
-            if kernel.batch is None or kernel.kv_len is None:
-                continue
             if f"{subject.plan.name}/{kernel.name}.py" not in subject.files:
                 continue
             both = subject.case.job.arch in AMD_ARCHES and bool(subject.stage.pools)
-            size = kernel.batch * kernel.kv_len * kernel.row * BYTES[kernel.kv]
-            if both and subject.large != (size >= TWO_GIB):
-                continue
-            found.append(_call(subject, row, kernel, kernel.batch, kernel.kv_len))
+            for batch, kv_len in _shapes(subject.plan, kernel):
+                size = batch * kv_len * kernel.row * BYTES[kernel.kv]
+                if both and subject.large != (size >= TWO_GIB):
+                    continue
+                found.append(_call(subject, row, kernel, batch, kv_len))
     return found
+
+
+def _shapes(plan: Plan, kernel: KernelPlan) -> list[tuple[int, int]]:
+    """The spec's (batch, kv_len) that the kernel serves: its own, all if the spec is batch-invariant, or none."""
+    if plan.spec.batch_invariant:
+        return [(shape.batch, shape.kv_len) for shape in plan.spec.shapes]
+    return [] if kernel.batch is None or kernel.kv_len is None else [(kernel.batch, kernel.kv_len)]
 
 
 def _call(subject: Subject, row: Row, kernel: KernelPlan, batch: int, kv_len: int) -> Call:

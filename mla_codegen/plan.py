@@ -10,8 +10,9 @@ from .datamodel import Shape, Spec, apply_optimizations
 from .errors import Loc, Problem, did_you_mean
 from .families import FAMILIES
 from .families.request import Knobs, Layer, Request, Resolved, Resources
+from .invariant import shared_splits
 from .optimizations import OPTIMIZATIONS
-from .runtime.choice import Choice, General
+from .runtime.choice import Choice, General, OneKernel
 from .runtime.splits import MAX_SPLITS, choose_splits
 from .targets import TARGETS, Target
 
@@ -36,7 +37,7 @@ class KernelPlan:
     summary: str
     target: str
     family: str
-    # shape; None: the general kernels, for every shape that the spec does not name
+    # shape; None: kernels for any shape
     batch: int | None
     kv_len: int | None
     # dimensions
@@ -162,13 +163,20 @@ class Plan:
         direct, split = (kernel for kernel in self.kernels if kernel.kv == kv and kernel.batch is None)
         return direct, split
 
+    def invariant(self, kv: str) -> KernelPlan:
+        """The one kernel of a batch-invariant spec."""
+        (kernel,) = (kernel for kernel in self.kernels if kernel.kv == kv)
+        return kernel
+
     @property
     def gluon(self) -> bool:
         """Some kernels are Gluon, which Triton's interpreter does not run."""
         return any(FAMILIES[kernel.family].GLUON for kernel in self.kernels)
 
-    def choice(self, kv: str) -> Choice:
+    def choice(self, kv: str) -> Choice | OneKernel:
         """The dispatcher's rule for this KV dtype."""
+        if self.spec.batch_invariant:
+            return OneKernel(self.invariant(kv).name)
         shapes: dict[int, dict[int, str]] = {}
         for kernel in self.shaped(kv):
             shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
@@ -193,6 +201,9 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
             (("defaults", "per_kv", kv), "defaults, per_kv", spec.defaults.per_kv.get(kv)),
             (("defaults",), "defaults", spec.defaults),
         ]
+        if spec.batch_invariant:
+            kernels += _kernel(spec, spec_file, kv, defaults, None, None, problems)
+            continue
         for index, shape in enumerate(spec.shapes):
             layers: list[Layer] = [
                 (("shapes", index, "per_kv", kv), "shape, per_kv", shape.per_kv.get(kv)),
@@ -214,10 +225,13 @@ def _kernel(
     kv: str,
     layers: list[Layer],
     shape: Shape | None,
-    general_direct: bool,
+    general_direct: bool | None,
     problems: list[Problem],
 ) -> list[KernelPlan]:
-    """The kernel, or nothing and at least one more problem. Without a shape: a general kernel."""
+    """The kernel, or nothing and at least one more problem.
+
+    Without a shape: a general kernel, for one split or for several; `general_direct` None: the batch-invariant one.
+    """
     target = TARGETS[spec.target]
     heads, latent, rope = spec.model.num_heads, spec.model.kv_lora_rank, spec.model.qk_rope_head_dim
     wanted, options_loc = _optimizations(layers)
@@ -246,18 +260,27 @@ def _kernel(
     head_blocks = -(-heads // resources.block_h)
     places = target.compute_units * resources.resident
     splits: int | None
-    if shape is not None:
+    if general_direct is None:
+        auto = shared_splits([(s.batch * head_blocks, s.kv_len) for s in spec.shapes], places, resources.block_n)
+    elif shape is not None:
         auto = choose_splits(shape.batch * head_blocks, shape.kv_len, places, resources.block_n)
+    if shape is not None or general_direct is None:
         asked = knobs.take("splits", "auto")
         if asked == "auto":
             source = knobs.resolved["splits"].source
             knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
         splits = auto if asked == "auto" else int(asked)
         direct = splits == 1 and "direct_out" in have
+    if shape is not None:
         name = f"{kv}_b{shape.batch}_kv{shape.kv_len}"
         origin = f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}"
         tuned = f"tuned for {shape.batch} requests of {shape.kv_len} rows on {target.name} ({target.title})"
         summary = "Right for any number of requests of any lengths; fastest near the shape above."
+    elif general_direct is None:
+        name = f"{kv}_invariant"
+        origin = f"any shape, batch-invariant, KV {kv}"
+        tuned = f"batch-invariant, for every shape, on {target.name} ({target.title})"
+        summary = "Serves every call of its KV type, so that a query row's bits do not depend on its batch."
     else:
         direct = general_direct
         splits = 1 if direct else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, get_args
 
-from .datamodel import PAGE_SIZES, KVDtype, apply_optimizations, edits
+from .datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
 from .errors import Loc, Problem, did_you_mean, quoted
 from .optimizations import OPTIMIZATIONS
 from .source import Source
@@ -40,6 +40,7 @@ def _breaches(source: Source) -> Iterator[Problem]:
     yield from _target(data)
     yield from _repeats(_list(_dict(data.get("dtypes")).get("kv")), ("dtypes", "kv"), source)
     yield from _duplicate_shapes(source)
+    yield from _settings_of_one_shape(data)
     yield from _unused_per_kv(data)
     for layer in _layers(data):
         yield from _settings(layer, target)
@@ -109,6 +110,18 @@ def _duplicate_shapes(source: Source) -> Iterator[Problem]:
             line = source.place(("shapes", first))[0]
             what = f"the shape batch {batch}, kv_len {kv_len} is already on line {line}"
             yield Problem(("shapes", index), what, fix="remove one of the two")
+
+
+def _settings_of_one_shape(data: dict[str, Any]) -> Iterator[Problem]:
+    """In a batch-invariant spec all shapes share their kernels."""
+    if data.get("batch_invariant") is not True:
+        return
+    for index, shape in enumerate(_list(data.get("shapes"))):
+        for key in _dict(shape):
+            if key in Settings.model_fields or key == "per_kv":
+                what = f"{quoted(key)} for one shape: with `batch_invariant` one kernel serves every call"
+                fix = "write it into `defaults`, or remove it"
+                yield Problem(("shapes", index, key), what, "batch, kv_len", fix, at_key=True)
 
 
 def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:

@@ -41,6 +41,10 @@ def tune(
     asked = parse_shapes(shape or [])
     (plan,) = load_plans([spec], Path("generated"))
     check_kv(kv, [plan])
+    if plan.spec.batch_invariant:
+        what = f"{spec} is batch-invariant: one kernel serves all its shapes, and tune searches settings for each shape"
+        fix = "tune a copy without `batch_invariant`, then write the settings of the shape that counts into `defaults`"
+        fail(f"{what}\n  fix: {fix}", 2)
     named = [(s.batch, s.kv_len) for s in plan.spec.shapes]
     for batch, kv_len in asked:
         if (batch, kv_len) not in named:

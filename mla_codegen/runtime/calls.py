@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from .choice import Choice, General
+from .choice import choice_of
 from .gluon import mismatch
 from .launch import Launch
 
@@ -36,8 +36,9 @@ class Build:
         self.q: torch.dtype = DTYPES[tables.Q]
         self.out: torch.dtype = DTYPES[tables.OUT]
         self.gluon: bool = tables.GLUON
+        self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
-        self.choices = {kv: Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv])) for kv in self.kv}
+        self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
         self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
 
     def __str__(self) -> str:

@@ -71,14 +71,10 @@ def calls(
     found = []
     for build in builds:
         for kv, choice in build.choices.items():
-            general = choice.general
-            shaped = {name for ranges in choice.ranges.values() for _, _, name in ranges}
-            kernels: list[tuple[str, int | None]] = [(general.split, 2), (general.direct, None)]
-            kernels += [(name, None) for name in sorted(shaped)]
             scales = (kv.startswith("fp8"),) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
             for (kernel, splits), index, scale, seen, large in itertools.product(
-                kernels, indices, scales, visible, pools
+                choice.kernels(), indices, scales, visible, pools
             ):
                 found.append(Call(build, kernel, splits, kv, index, scale, seen, large))
     return found

@@ -1,0 +1,114 @@
+"""Batch-invariant specs: one kernel a KV type, one number of splits, settings in `defaults` alone. No kernel runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builds import plan_of, spec_of, tables
+from typer.testing import CliRunner
+
+from mla_codegen.bundle import Refused, bundle
+from mla_codegen.cli import app
+from mla_codegen.invariant import shared_splits
+from mla_codegen.plan import Plan
+from mla_codegen.render import render_kernel
+from mla_codegen.runtime.calls import Build
+from mla_codegen.runtime.splits import MAX_SPLITS, choose_splits, cost
+
+SHAPES = [{"batch": 4, "kv_len": 1024}, {"batch": 64, "kv_len": 8192}]
+DEFAULTS = {"block_n": 32, "optimizations": ["exp2", "direct_out", "packed_fp8"]}
+
+
+def plan(**changes: Any) -> Plan:
+    return plan_of(spec_of(**{"batch_invariant": True, "shapes": SHAPES, "defaults": DEFAULTS, **changes}))
+
+
+def test_one_kernel_a_kv_type_serves_every_call() -> None:
+    found = plan()
+    assert [kernel.name for kernel in found.kernels] == ["fp8_e4m3fn_invariant", "bf16_invariant"]
+    for kv in ("fp8_e4m3fn", "bf16"):
+        choice = found.choice(kv)
+        chosen = {choice.choose(rows, kv_len) for rows in (1, 4, 64, 5000) for kv_len in (0, 1024, 10**6)}
+        assert chosen == {(f"{kv}_invariant", None)}
+        assert choice.kernels() == [(f"{kv}_invariant", None)]
+
+
+def test_false_is_an_ordinary_spec() -> None:
+    assert plan(batch_invariant=False).kernels == plan_of(spec_of(shapes=SHAPES, defaults=DEFAULTS)).kernels
+    assert len(plan(batch_invariant=False).kernels) == 8
+
+
+SPLITS = [
+    ({"splits": 6}, 6, "defaults"),
+    ({"splits": 6, "per_kv": {"bf16": {"splits": 3}}}, 3, "defaults, per_kv"),
+    ({}, None, "automatic"),
+    ({"splits": "auto"}, None, "auto in defaults"),
+]
+
+
+@pytest.mark.parametrize(("settings", "splits", "source"), SPLITS, ids=[case[2] for case in SPLITS])
+def test_where_the_number_of_splits_comes_from(settings: dict[str, Any], splits: int | None, source: str) -> None:
+    kernel = plan(defaults=DEFAULTS | settings).invariant("bf16")
+    automatic = shared_splits([(4, 1024), (64, 8192)], kernel.places, kernel.block_n)
+    assert kernel.splits == (splits or automatic)
+    assert (kernel.resolved["splits"].value, kernel.resolved["splits"].source) == (kernel.splits, source)
+    assert f"SPLITS = tl.constexpr({kernel.splits})" in render_kernel(kernel)
+
+
+def test_one_split_writes_the_output_itself() -> None:
+    kernel = plan(defaults=DEFAULTS | {"splits": 1}).invariant("bf16")
+    assert kernel.direct
+    assert "stage2" not in render_kernel(kernel)
+
+
+@pytest.mark.parametrize(("programs", "kv_len"), [(1, 131072), (4, 1024), (64, 8192), (300, 500), (7, 0)])
+def test_the_number_for_one_shape_is_the_split_rules(programs: int, kv_len: int) -> None:
+    assert shared_splits([(programs, kv_len)], 128, 32) == choose_splits(programs, kv_len, 128, 32)
+
+
+def test_the_number_for_several_shapes_loses_least_over_all() -> None:
+    shapes, places, block_n = [(4, 1024), (64, 8192), (256, 8192)], 264, 64
+
+    def loss(splits: int) -> float:
+        product = 1.0
+        for programs, kv_len in shapes:
+            tiles = kv_len // block_n
+            every = [cost(n, programs, tiles, places, block_n) for n in range(1, MAX_SPLITS + 1)]
+            product *= cost(splits, programs, tiles, places, block_n) / min(every)
+        return product
+
+    found = shared_splits(shapes, places, block_n)
+    assert all(loss(found) <= loss(other) * (1 + 1e-9) for other in range(1, MAX_SPLITS + 1))
+    alone = {choose_splits(programs, kv_len, places, block_n) for programs, kv_len in shapes}
+    assert min(alone) < found < max(alone)
+
+
+def test_the_tables_say_it(tmp_path: Path) -> None:
+    (module,) = tables([plan()], tmp_path, "invariant_tables")
+    build = Build(module)
+    assert build.batch_invariant
+    assert build.choices["bf16"].choose(4, 1024) == ("bf16_invariant", None)
+
+
+def test_explain(tmp_path: Path) -> None:
+    file = tmp_path / "even.yaml"
+    file.write_text(
+        json.dumps(spec_of(batch_invariant=True, shapes=SHAPES, defaults=DEFAULTS | {"splits": 6})), encoding="utf-8"
+    )
+    shown = CliRunner().invoke(app, ["explain", str(file), "--batch", "3", "--kv-len", "77", "--json"])
+    found = json.loads(shown.stdout)
+    assert found["kernel"] == "fp8_e4m3fn_invariant"
+    assert found["rule"] == "the spec is batch-invariant: one kernel serves every call of this KV type"
+    assert found["splits"] == 6
+
+
+def test_tune_and_bundle_refuse(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="is batch-invariant, which costs time"):
+        bundle(plan())
+    file = tmp_path / "even.yaml"
+    file.write_text(json.dumps(spec_of(batch_invariant=True, shapes=SHAPES)), encoding="utf-8")
+    told = CliRunner().invoke(app, ["tune", str(file)])
+    assert told.exit_code == 2
+    assert "is batch-invariant: one kernel serves all its shapes" in told.stderr
+    assert "fix: tune a copy without `batch_invariant`" in told.stderr
