@@ -112,6 +112,11 @@ class KVLayout(_Strict):
     )
     page_size: Annotated[int, OneOf(PAGE_SIZES)] | None = Field(default=None, description="KV rows of a page (paged)")
 
+    @property
+    def words(self) -> str:
+        """` in pages of 64 rows`; nothing for ragged KV."""
+        return "" if self.page_size is None else f" in pages of {self.page_size} row{'s' if self.page_size > 1 else ''}"
+
 
 class Spec(_Strict):
     """One deployment: a target, a model, and the shapes that must be fast. `name` is the file's stem."""

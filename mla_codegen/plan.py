@@ -122,9 +122,7 @@ class KernelPlan:
     @property
     def locate_args(self) -> str:
         pages = ("kv_lens", "page_stride") if self.paged else ()
-        return ", ".join(
-            ("row", "qo_indptr", "kv_indptr", *pages[:1], "kv_visible", "batch", "q_len", *pages[1:])
-        )
+        return ", ".join(("row", "qo_indptr", "kv_indptr", *pages[:1], "kv_visible", "batch", "q_len", *pages[1:]))
 
     @property
     def grid1(self) -> str:
@@ -237,10 +235,10 @@ def _kernel(
     wanted, options_loc = _optimizations(layers)
     options, not_taken = _applicable(wanted, kv)
     knobs = Knobs(layers)
-    page_size = spec.kv.page_size
     request = Request(
-        target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs, page_size=page_size
-    )
+        target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs,
+        page_size=spec.kv.page_size,
+    )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
         return []
@@ -295,7 +293,6 @@ def _kernel(
     not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
     taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
     plural = f"{heads} head{'s' if heads > 1 else ''}"
-    pages = "" if page_size is None else f" in pages of {page_size} row{'s' if page_size > 1 else ''}"
     all_splits = _power_of_two(splits or MAX_SPLITS)
     at_once = splits is not None and all_splits <= MERGE_AT_ONCE
 
@@ -306,7 +303,7 @@ def _kernel(
             spec_file=spec_file,
             build_command=f"mla-codegen build {spec_file}",
             origin=origin,
-            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV{pages},\n{tuned}.",
+            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV{spec.kv.words},\n{tuned}.",
             summary=summary,
             target=target.name,
             family=family.NAME,
@@ -318,7 +315,7 @@ def _kernel(
             row=latent + rope,
             q=spec.dtypes.q,
             kv=kv,
-            page_size=page_size,
+            page_size=spec.kv.page_size,
             out=spec.dtypes.out,
             compute=details.compute,
             details=details,

@@ -83,9 +83,9 @@ def make_case(
 
 @dataclass
 class PagedCase:
-    """The inputs of a `Case` with the KV in pages: what is not in a request's rows is NaN, or garbage among page numbers.
+    """The inputs of a `Case`, its KV in pages: rows of no request are NaN, page numbers of no request garbage.
 
-    kv [pages, page_size, row]; table [batch, more than width] int32, of which `block_table` is a view of `width` columns;
+    kv [pages, page_size, row]; table [batch, more than width] int32, of which `block_table` is a view, `width` columns;
     kv_indptr [batch + 1] and kv_indices are the same pages as a list; kv_lens [batch] int32. `ragged` has the truth:
     `reference(case.ragged, ...)`.
     """

@@ -231,7 +231,11 @@ def _pages(data: dict[str, Any]) -> Iterator[Problem]:
     layout, size = kv.get("layout", "ragged"), kv.get("page_size")
     if layout == "paged" and "page_size" not in kv:
         sizes = ", ".join(map(str, PAGE_SIZES))
-        yield Problem(("kv", "page_size"), "paged KV lacks `page_size`, the rows of a page", sizes, "add `page_size: 64`")
+        yield Problem(
+            ("kv", "page_size"), "paged KV lacks `page_size`, the rows of a page", sizes, "add `page_size: 64`"
+        )
     elif layout == "ragged" and size is not None:
         fix = "remove it, or write `layout: paged`"
-        yield Problem(("kv", "page_size"), "`page_size` is for paged KV, and this layout is ragged", fix=fix, at_key=True)
+        yield Problem(
+            ("kv", "page_size"), "`page_size` is for paged KV, and this layout is ragged", fix=fix, at_key=True
+        )

@@ -1,7 +1,7 @@
 """What a family says of the kernels in its files, so that they can be compiled without a GPU: arguments and options.
 
 A launch tells Triton the types of its arguments and a few facts about their values; `Stage` states the same ahead of
-time for the usual call: int32 ranges or, of paged KV, a table of pages; no `kv_visible`; a `kv_scale` where the KV is fp8.
+time for the usual call: int32 ranges (paged KV: a table of pages), no `kv_visible`, a `kv_scale` where the KV is fp8.
 """
 
 from collections.abc import Mapping

@@ -37,21 +37,29 @@ def pages_of(
     """The pages of a call that is not ragged. Raises ValueError or TypeError with what is wrong and how to mend it."""
     if block_table is None and kv_indices is None:
         if kv_lens is not None:
-            raise ValueError(f"kv_lens is for paged KV, and no pages are given: {ONE_WAY}; ragged KV takes kv_indptr alone")
+            raise ValueError(
+                f"kv_lens is for paged KV, and no pages are given: {ONE_WAY}; ragged KV takes kv_indptr alone"
+            )
         raise ValueError(f"kv_indptr is missing: ragged KV needs it, [batch + 1]. For paged KV {ONE_WAY}")
     batch = qo_indptr.numel() - 1
     if block_table is not None:
         for name, other in (("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
             if other is not None:
                 raise ValueError(f"block_table and {name} are both given, and each says where the pages are: {ONE_WAY}")
-        _check("block_table", block_table, q, f"[{batch}, pages]", block_table.dim() == 2 and block_table.shape[0] == batch)
+        _check(
+            "block_table", block_table, q, f"[{batch}, pages]", block_table.dim() == 2 and block_table.shape[0] == batch
+        )
         if block_table.stride(1) != 1:
-            raise ValueError(f"block_table has strides {block_table.stride()}; the last must be 1: call .contiguous() on it")
+            raise ValueError(
+                f"block_table has strides {block_table.stride()}; the last must be 1: call .contiguous() on it"
+            )
         indices = block_table
     else:
         assert kv_indices is not None
         if kv_indptr is None:
-            raise ValueError("kv_indices is given without kv_indptr, [batch + 1]: where in it each request's pages begin")
+            raise ValueError(
+                "kv_indices is given without kv_indptr, [batch + 1]: where in it each request's pages begin"
+            )
         _check("kv_indptr", kv_indptr, q, f"[{batch + 1}]", kv_indptr.dim() == 1 and kv_indptr.numel() == batch + 1)
         _check("kv_indices", kv_indices, q, "[pages of all requests]", kv_indices.dim() == 1)
         _contiguous("kv_indptr", kv_indptr)
@@ -72,7 +80,7 @@ def pages_of(
     return Pages(size, kv_indptr, indices, kv_lens)
 
 
-def kv_len(pages: Pages, batch: int) -> int:
+def guess_kv_len(pages: Pages, batch: int) -> int:
     """A guess of a request's KV rows where no `max_kv_len` is given: as many as its page numbers have room for."""
     numbers = pages.indices.shape[-1]
     return pages.size * (numbers if pages.indptr is None else numbers // batch)
