@@ -58,16 +58,12 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         for kernel in plan.kernels:
             mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
+        pages = [plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged")
         builds[plan.name] = {
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV{plan.spec.kv.words})",
-            "serves": [
-                plan.target.name,
-                model.num_heads,
-                model.kv_lora_rank + model.qk_rope_head_dim,
-                *[plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged"),
-            ],  # fmt: skip
+            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages],
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
     _refuse_twins(builds)
@@ -101,9 +97,9 @@ def _refuse_twins(builds: dict[str, dict]) -> None:
         key = tuple(build["serves"])
         if key in seen:
             target, heads, row, *page = key
-            pages = f", pages of {page[0]}" if page else ""
+            kv = f"rows of {row}" + (f", pages of {page[0]}" if page else "")
             raise BuildError(
-                f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, rows of {row}{pages}\n"
+                f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, {kv}\n"
                 "  fix: put their shapes into one spec, build them into different folders (--out), or, if one of the\n"
                 "  specs is gone, remove its folder of kernels and build again"
             )

@@ -83,7 +83,7 @@ class Dispatcher:
             interpreter.correct()
 
     def custom_kernel(self, data: tuple[Any, ...]) -> torch.Tensor:
-        """One decode step in the form (q, kv_data, qo_indptr, kv_indptr, config). Ragged KV; paged KV is `mla_decode`'s.
+        """One decode step over ragged KV in the form (q, kv_data, qo_indptr, kv_indptr, config).
 
         kv_data   offers one or several forms: "fp8": (kv, scale), "bf16": kv, "fp16": kv; the first that the spec lists
                   is used

@@ -21,7 +21,7 @@ class Pages(NamedTuple):
 
 
 def page_size(kv: torch.Tensor) -> int:
-    """KV rows of a page, by the shape of `kv`: [pages, size, row], [pages, size, 1, row], or [rows, row], pages of 1."""
+    """KV rows of a page, by the KV's shape: [pages, size, row], [pages, size, 1, row], or [rows, row], pages of 1."""
     return 1 if kv.dim() == 2 else int(kv.shape[1])
 
 
@@ -74,8 +74,8 @@ def pages_of(
         raise ValueError(f"kv_lens is missing: {why} how many KV rows a request has; give it, [{batch}] int32")
     if kv.dim() not in (2, 3, 4) or (kv.dim() == 4 and kv.shape[2] != 1):
         raise ValueError(
-            f"kv has shape {tuple(kv.shape)}; paged KV is [pages, page_size, {kv.shape[-1]}], or that with a 1 before the "
-            f"last, or [rows, {kv.shape[-1]}] for pages of one row"
+            f"kv has shape {tuple(kv.shape)}; paged KV is [pages, page_size, {kv.shape[-1]}], or that with a 1 "
+            f"before the last, or [rows, {kv.shape[-1]}] for pages of one row"
         )
     return Pages(size, kv_indptr, indices, kv_lens)
 
