@@ -48,6 +48,10 @@ def bundle(plan: Plan, leaderboard: str | None = None, gpu: str | None = None) -
         reasons.append(f"{what}: bundle a copy without `batch_invariant`")
     if reasons:
         raise Refused(reasons)
+    if plan.spec.kv.layout == "paged":
+        raise Refused(
+            [f"the KV of {plan.spec_file} is paged, and `custom_kernel` takes ragged KV: leave out its `kv:`"]
+        )
     try:
         text = _directives(leaderboard, gpu) + _text(plan)
     except MergeError as error:

@@ -1,6 +1,5 @@
 """The truth that kernels are held to: float64 softmax attention, and makers of inputs that provoke faults."""
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,29 +121,30 @@ def forms(page_size: int) -> tuple[str, ...]:
 
 
 def in_pages(case: Case, page_size: int, seed: int = 0) -> PagedCase:
-    """`case` with its KV rows dealt to pages of a pool, in random order, some pages unused."""
-    generator = torch.Generator().manual_seed(seed)
-    ends = case.kv_indptr.tolist()
-    counts = [-(-(end - begin) // page_size) for begin, end in itertools.pairwise(ends)]
-    used = sum(counts)
-    order = torch.randperm(used + 3, generator=generator)[:used].int()
-    kv = torch.full((used + 3, page_size, case.kv.shape[-1]), float("nan")).to(case.kv.dtype)
-    garbage = torch.tensor([2147480000, -1], dtype=torch.int32)
-    width = max([1, *counts]) + 1
-    table = garbage.repeat(len(counts), width)
-    indices = torch.cat([order, garbage])
-    taken = 0
-    for request, (begin, count) in enumerate(zip(ends, counts, strict=False)):
-        pages = order[taken : taken + count]
-        taken += count
-        table[request, :count] = pages
-        rows = case.kv[begin : ends[request + 1]]
-        for at, page in enumerate(pages.tolist()):
-            part = rows[at * page_size : (at + 1) * page_size]
-            kv[page, : part.shape[0]] = part
-    indptr = torch.tensor([0, *counts]).cumsum(0).to(case.kv_indptr.dtype)
-    lens = torch.tensor(ends).diff().int()
-    return PagedCase(case, kv, table, width, indptr, indices, lens)
+    """`case` with its KV rows dealt to pages of a pool in random order, some pages unused. On the case's device."""
+    device = case.kv.device
+    ends = case.kv_indptr.long()
+    lens = ends.diff()
+    counts = (lens + page_size - 1) // page_size
+    begins = counts.cumsum(0) - counts  # of each request's pages among all
+    requests = torch.arange(len(lens), device=device)
+    used, most = int(counts.sum()), max([1, *counts.tolist()])
+    order = torch.randperm(used + 3, generator=torch.Generator().manual_seed(seed))[:used].to(device)
+
+    row = torch.arange(int(ends[0]), int(ends[-1]), device=device)
+    owner = requests.repeat_interleave(lens)
+    place = row - ends[owner]  # within the request
+    page = order[begins[owner] + place // page_size]
+    kv = torch.empty((used + 3, page_size, case.kv.shape[-1]), dtype=case.kv.dtype, device=device).fill_(float("nan"))
+    pool, rows = (x.view(torch.uint8).view(-1, x.shape[-1] * x.element_size()) for x in (kv, case.kv))
+    pool[page * page_size + place % page_size] = rows[row]
+
+    garbage = torch.tensor([2147480000, -1], dtype=torch.int32, device=device)
+    table = garbage.repeat(len(lens), most + 1)
+    owner = requests.repeat_interleave(counts)
+    table[owner, torch.arange(used, device=device) - begins[owner]] = order.int()
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(case.kv_indptr.dtype)
+    return PagedCase(case, kv, table, most + 1, indptr, torch.cat([order.int(), garbage]), lens.int())
 
 
 def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:

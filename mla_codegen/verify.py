@@ -198,7 +198,7 @@ def _by_layout(
 ) -> Iterator[tuple[str, Any, int | None, list[tuple[Any, ...]]]]:
     """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV of each request lies.
 
-    Paged KV: the first case has a table, the last one the other ways to give the pages (all of them if it is alone).
+    Paged KV is given in every way; on a CPU, for the time, as a table in the first case and in the others in the last.
     """
     from .reference import forms, in_pages
 
@@ -210,7 +210,8 @@ def _by_layout(
         else:
             paged = in_pages(case, kernel.page_size, seed).to(device)
             table, *others = forms(kernel.page_size)
-            names = [table] * (number == 0) + others * (number == len(found) - 1)
+            every = device == "cuda"
+            names = [table] * (every or number == 0) + others * (every or number == len(found) - 1)
             ways = [(paged.kv, *paged.lists(name)) for name in names]
         yield what, case, splits, ways
 
