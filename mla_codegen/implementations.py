@@ -23,7 +23,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Implementation:
-    """Something that is called once `prepare` has put a case into its form: as `custom_kernel`, if nothing else is said.
+    """Something to call with what `prepare` makes of a case: as `custom_kernel` takes it, if nothing else is said.
 
     `kernel` names what serves a workload, if that is known.
     """
@@ -55,7 +55,7 @@ def dispatch(folder: str, package: str) -> Any:
 
 
 def calling(folder: str, package: str) -> tuple[Callable[[Any], Any], Callable[[Workload, Case], Any]]:
-    """(call, prepare) of a package: `custom_kernel`, or `mla_decode` over the case's KV in pages, if its KV is paged."""
+    """(call, prepare) of a package: `custom_kernel`, or of paged KV `mla_decode`, over the case's KV in pages."""
     module = dispatch(folder, package)
     (build,) = module.DISPATCHER.builds
     if build.page_size is None:

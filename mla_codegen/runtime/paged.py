@@ -46,25 +46,26 @@ def pages_of(
         for name, other in (("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
             if other is not None:
                 raise ValueError(f"block_table and {name} are both given, and each says where the pages are: {ONE_WAY}")
-        _check(
-            "block_table", block_table, q, f"[{batch}, pages]", block_table.dim() == 2 and block_table.shape[0] == batch
-        )
+        fits = block_table.dim() == 2 and block_table.shape[0] == batch
+        _check("block_table", block_table, q, f"[{batch}, pages]", fits)
         if block_table.stride(1) != 1:
-            raise ValueError(
-                f"block_table has strides {block_table.stride()}; the last must be 1: call .contiguous() on it"
-            )
+            strides = block_table.stride()
+            raise ValueError(f"block_table has strides {strides}; the last must be 1: call .contiguous() on it")
         indices = block_table
     else:
         assert kv_indices is not None
         if kv_indptr is None:
-            raise ValueError(
-                "kv_indices is given without kv_indptr, [batch + 1]: where in it each request's pages begin"
-            )
+            raise ValueError("kv_indices needs kv_indptr, [batch + 1]: where in it each request's pages begin")
         _check("kv_indptr", kv_indptr, q, f"[{batch + 1}]", kv_indptr.dim() == 1 and kv_indptr.numel() == batch + 1)
         _check("kv_indices", kv_indices, q, "[pages of all requests]", kv_indices.dim() == 1)
         _contiguous("kv_indptr", kv_indptr)
         _contiguous("kv_indices", kv_indices)
         indices = kv_indices
+    if kv.dim() not in (2, 3, 4) or (kv.dim() == 4 and kv.shape[2] != 1):
+        raise ValueError(
+            f"kv has shape {tuple(kv.shape)}; paged KV is [pages, page_size, {kv.shape[-1]}], or that with a 1 "
+            f"before the last, or [rows, {kv.shape[-1]}] for pages of one row"
+        )
     size = page_size(kv)
     if kv_lens is not None:
         _check("kv_lens", kv_lens, q, f"[{batch}]", kv_lens.dim() == 1 and kv_lens.shape[0] == batch)
@@ -72,11 +73,6 @@ def pages_of(
     elif block_table is not None or size != 1:
         why = "block_table does not say" if block_table is not None else f"pages of {size} rows do not say"
         raise ValueError(f"kv_lens is missing: {why} how many KV rows a request has; give it, [{batch}] int32")
-    if kv.dim() not in (2, 3, 4) or (kv.dim() == 4 and kv.shape[2] != 1):
-        raise ValueError(
-            f"kv has shape {tuple(kv.shape)}; paged KV is [pages, page_size, {kv.shape[-1]}], or that with a 1 "
-            f"before the last, or [rows, {kv.shape[-1]}] for pages of one row"
-        )
     return Pages(size, kv_indptr, indices, kv_lens)
 
 

@@ -62,7 +62,7 @@ def test_a_scalar_load_outside_is_an_error(module) -> None:
     """Also where the access has no elements to point at: a number, not a vector."""
     with pytest.raises(EmulatorError, match=r"load outside argument x.*offset 4 of 4 \(1 such, offsets 4 to 4\)"):
         module.element[(1,)](torch.zeros(4), torch.zeros(1), 4)
-    with pytest.raises(EmulatorError, match="unwritten memory: argument x.*offset 2"):
+    with pytest.raises(EmulatorError, match=r"unwritten memory: argument x.*offset 2"):
         module.element[(1,)](emulate.poison(torch.empty(4)), torch.zeros(1), 2)
 
 
