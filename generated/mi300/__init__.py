@@ -7,10 +7,12 @@ SPEC = "specs/mi300.yaml"
 HEADS = 16
 LATENT = 512
 ROPE = 64
+PAGE_SIZE = None  # KV rows of a page; None: ragged KV
 Q = "bf16"
 OUT = "bf16"
 GLUON = True  # some of the kernels are Gluon: for a GPU, and one Triton release
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
+BATCH_INVARIANT = False
 
 # KV dtype -> query rows of a call -> KV rows of a request -> module
 SHAPES = {

@@ -3,12 +3,13 @@
 
 A shape of the spec serves the calls with its number of query rows whose KV length is nearest to its own (by ratio),
 from half to twice its length. Every other call is served by the general kernels, with the splits of the split rule. All
-kernels are right for every call; the choice decides speed only.
+kernels are right for every call; the choice decides speed only. A batch-invariant build has one kernel and no choice.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from types import ModuleType
 
 from .splits import choose_splits
 
@@ -39,6 +40,12 @@ class Choice:
         splits = self.splits(rows, kv_len)
         return (self.general.direct, None) if splits == 1 else (self.general.split, splits)
 
+    def kernels(self) -> list[tuple[str, int | None]]:
+        """Every kernel of the rule, with a number of splits where it takes them at run time."""
+        shaped = {name for ranges in self.ranges.values() for _, _, name in ranges}
+        general: list[tuple[str, int | None]] = [(self.general.split, 2), (self.general.direct, None)]
+        return general + [(name, None) for name in sorted(shaped)]
+
     def splits(self, rows: int, kv_len: int) -> int:
         """The split rule's answer for the general kernels."""
         general = self.general
@@ -58,6 +65,32 @@ class Choice:
         )
         rule = f"{why}; the split rule gives {splits or 1} for {self.general.places} programs at a time"
         return name, splits, rule
+
+
+class OneKernel:
+    """The rule of a batch-invariant build: one kernel serves every call of its KV dtype."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def choose(self, rows: int, kv_len: int) -> tuple[str, int | None]:
+        """As `Choice.choose`; nothing of the call counts."""
+        return self.name, None
+
+    def explain(self, rows: int, kv_len: int) -> tuple[str, int | None, str]:
+        """As `Choice.explain`."""
+        return self.name, None, "the spec is batch-invariant: one kernel serves every call of this KV type"
+
+    def kernels(self) -> list[tuple[str, int | None]]:
+        """As `Choice.kernels`."""
+        return [(self.name, None)]
+
+
+def choice_of(tables: ModuleType, kv: str) -> Choice | OneKernel:
+    """The rule that a build's tables give for a KV dtype."""
+    if tables.BATCH_INVARIANT:
+        return OneKernel(tables.INVARIANT[kv])
+    return Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv]))
 
 
 _choose_splits = lru_cache(maxsize=4096)(choose_splits)
