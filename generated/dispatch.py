@@ -13,6 +13,7 @@ from functools import partial
 
 from . import h200, h200_paged, mi300, mi355x, portable, portable_paged
 from .runtime import warmup as _warmup
+from .runtime import workspace as _workspace
 from .runtime.calls import Dispatcher
 
 DISPATCHER = Dispatcher([h200, h200_paged, mi300, mi355x, portable, portable_paged], build_command="mla-codegen build")
@@ -20,3 +21,4 @@ DISPATCHER = Dispatcher([h200, h200_paged, mi300, mi355x, portable, portable_pag
 custom_kernel = DISPATCHER.custom_kernel
 mla_decode = DISPATCHER.mla_decode
 warmup = partial(_warmup.warmup, DISPATCHER)
+workspace_bytes = partial(_workspace.workspace_bytes, DISPATCHER)

@@ -23,7 +23,7 @@ TORCH = {
 }
 WORD = re.compile(r"[A-Za-z0-9][\w.\-]*")
 SPLIT_RULE = "splits"  # runtime modules that go into the file
-TILES = "descriptors"
+PARTS = {"scratch": "bundle/scratch.py.jinja", "descriptors": "bundle/tiles.py.jinja"}  # simpler forms of others
 # Words of the folder's files that a server would take for what it refuses.
 REWORDED = {"on the current device and stream": "on the current device"}
 
@@ -46,12 +46,11 @@ def bundle(plan: Plan, leaderboard: str | None = None, gpu: str | None = None) -
     if plan.spec.batch_invariant:
         what = f"{plan.spec_file} is batch-invariant, which costs time, and a leaderboard ranks by time"
         reasons.append(f"{what}: bundle a copy without `batch_invariant`")
+    if plan.spec.kv.layout == "paged":
+        what = f"the KV of {plan.spec_file} is paged, and `custom_kernel` takes ragged KV"
+        reasons.append(f"{what}: bundle a copy without `kv`")
     if reasons:
         raise Refused(reasons)
-    if plan.spec.kv.layout == "paged":
-        raise Refused(
-            [f"the KV of {plan.spec_file} is paged, and `custom_kernel` takes ragged KV: leave out its `kv:`"]
-        )
     try:
         text = _directives(leaderboard, gpu) + _text(plan)
     except MergeError as error:
@@ -74,8 +73,8 @@ def _text(plan: Plan) -> str:
         for kernel, text in zip(plan.kernels, render_kernels(list(plan.kernels)), strict=True)
     ]
     helpers = [parse_module(SPLIT_RULE, (PACKAGE / "runtime" / "splits.py").read_text(encoding="utf-8"))]
-    if any(TILES in kernel.given.values() for kernel in kernels):
-        helpers.append(parse_module(TILES, render_part("bundle/tiles.py.jinja")))
+    used = {module for kernel in kernels for module in kernel.given.values()}
+    helpers += [parse_module(name, render_part(template)) for name, template in PARTS.items() if name in used]
     merged = merge([*helpers, *kernels])
     imports = "\n".join([*merged.imports, "from task import input_t, output_t"])
     head = (
@@ -155,8 +154,8 @@ def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
             {
                 "name": kv, "bound": BOUND_FP8 if in_fp8 else BOUND_16_BIT, "torch": TORCH[kv],
                 "shapes": shapes, "direct": names[general.direct, "run"],
-                "split": names[general.split, "run"], "places": general.places, "block_n": general.block_n,
-                "head_blocks": general.head_blocks,
+                "split": names[general.split, "run"], "occupancy": (general.units, general.resident),
+                "block_n": general.block_n, "head_blocks": general.head_blocks,
             }
         )  # fmt: skip
     return {

@@ -72,7 +72,7 @@ def ours(plan: Plan, folder: str, package: str) -> Implementation:
     """The kernels of a build, called as its users call them."""
 
     def chosen(workload: Workload) -> tuple[str, int | None]:
-        return plan.choice(workload.kv).choose(workload.batch, workload.kv_len)
+        return plan.choice(workload.kv).choose(workload.batch, workload.kv_len, workload.kv_len)
 
     def kernel(workload: Workload) -> str:
         name, splits = chosen(workload)

@@ -173,6 +173,8 @@ def _shapes(plan: Plan, kernel: KernelPlan) -> list[tuple[int, int]]:
 
 def _call(subject: Subject, row: Row, kernel: KernelPlan, batch: int, kv_len: int) -> Call:
     label = f"{subject.plan.name}/{kernel.name}"
+    if kernel.batch is None:
+        label += f" {batch}x{kv_len}"
     if len(arches(subject.plan)) > 1:
         label += f" {subject.case.job.arch}"
     case = Case(label, subject.case.job, subject.case.tile_rows, workload=workload(kernel, batch, kv_len))

@@ -24,6 +24,7 @@ from .verify import BOUND_16_BIT, Result, _interpret
 ALLOWED = re.compile(r"^# Relative L2 error that `mla-codegen verify` allows: (.*)$", re.M)
 TORCH = {"fp8": torch.float8_e4m3fn, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 SHAPES = ((4, 1024), (3, 500))  # of a submission that has no table of shapes
+GENERAL = ((3, 700), (1, 5))  # that no table names
 SHORT = (300, 1, 0, 5, 33, 64, 130, 63)  # KV lengths on a CPU, in turns
 
 Data = tuple[Any, ...]
@@ -107,13 +108,13 @@ def verify_submission(
     if device == "cuda" or (device == "auto" and on_gpu):
         jobs = _jobs(path)
         for number, job in enumerate(jobs):
-            results[number] = _verify(path, *job, "cuda", seed)
+            results[number] = _verify(path, job, "cuda", seed)
             if progress:
                 progress(results[number], len(jobs))
         return [results[number] for number in sorted(results)]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_interpret) as pool:
         jobs = pool.submit(_jobs, path).result()
-        running = {pool.submit(_verify, path, *job, "cpu", seed): number for number, job in enumerate(jobs)}
+        running = {pool.submit(_verify, path, job, "cpu", seed): number for number, job in enumerate(jobs)}
         for future in as_completed(running):
             results[running[future]] = future.result()
             if progress:
@@ -121,58 +122,82 @@ def verify_submission(
     return [results[number] for number in sorted(results)]
 
 
-def _jobs(path: Path) -> list[tuple[str, int, int, float]]:
-    """(KV dtype, batch, KV rows, bound) of each check; one shape more for the general kernels."""
+@dataclass(frozen=True)
+class Job:
+    """One call. `kinds`: KV dtypes that the submission may use, with the error that is allowed from each.
+
+    together   all forms are on offer, "mxfp4" too, as on the server; otherwise the only one of `kinds`
+    """
+
+    kinds: tuple[str, ...]
+    bounds: tuple[float, ...]
+    batch: int
+    kv_len: int
+    together: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.batch} x {self.kv_len}, {'all forms' if self.together else self.kinds[0]}"
+
+
+def _jobs(path: Path) -> list[Job]:
+    """Each shape of a file of ours with each KV dtype alone, and two with all forms; any other file with all forms.
+
+    Two shapes more than the file names: for the general kernels.
+    """
     module = load_submission(path)
     said = ALLOWED.search(path.read_text(encoding="utf-8"))
     bounds = dict(part.split() for part in said.group(1).split(", ")) if said else {}
-    kinds = list(getattr(module, "DTYPES", ("bf16", "fp8")))
-    tables = getattr(module, "SHAPES", {})
+    kinds = tuple(getattr(module, "DTYPES", ("bf16", "fp8")))
+    allowed = tuple(float(bounds.get(kv, BOUND_16_BIT)) for kv in kinds)
+    if not hasattr(module, "DTYPES"):
+        return [Job(kinds, allowed, batch, kv_len, True) for batch, kv_len in (*SHAPES, *GENERAL)]
     jobs = []
-    for kv in kinds:
+    for kv, bound in zip(kinds, allowed, strict=True):
         shapes = [
             (rows, int((max(low, 1) * min(high, 1 << 24)) ** 0.5))
-            for rows, ranges in tables.get(kv, {}).items()
+            for rows, ranges in module.SHAPES.get(kv, {}).items()
             for low, high, _ in ranges
         ]
-        for batch, kv_len in (*(shapes or SHAPES), (3, 700), (1, 5)):
-            jobs.append((kv, batch, kv_len, float(bounds.get(kv, BOUND_16_BIT))))
-    return jobs
+        jobs += [Job((kv,), (bound,), batch, kv_len, False) for batch, kv_len in (*shapes, *GENERAL)]
+    return jobs + [Job(kinds, allowed, batch, kv_len, True) for batch, kv_len in (*shapes[:1], GENERAL[0])]
 
 
-def _verify(path: Path, kv: str, batch: int, kv_len: int, bound: float, device: str, seed: int) -> Result:
+def _verify(path: Path, job: Job, device: str, seed: int) -> Result:
+    """One call. What may use any of several forms is held to the one that it is closest to."""
     begin = time.perf_counter()
-    error, failure = 0.0, ""
+    error, failure, bound = 0.0, "", job.bounds[0]
     try:
         module = load_submission(path)
         if device == "cpu":
             from .runtime import interpreter
 
             interpreter.correct()
-            lens = [SHORT[i % len(SHORT)] for i in range(batch)]
+            lens = [SHORT[i % len(SHORT)] for i in range(job.batch)]
         else:
-            lens = [max(0, kv_len - 7 * i) if i % 5 else kv_len for i in range(batch)]
+            lens = [max(0, job.kv_len - 7 * i) if i % 5 else job.kv_len for i in range(job.batch)]
         model = Model(*(getattr(module, name, default) for name, default in _sizes()))
-        fp8 = kv if kv.startswith("fp8_") else "fp8_e4m3fn"
-        data, cases = make_data(lens, kv_seq_len=kv_len, model=model, fp8=fp8, seed=seed, device=device)
-        form = kv.split("_")[0]
+        fp8 = next((kv for kv in job.kinds if kv.startswith("fp8_")), "fp8_e4m3fn")
+        data, cases = make_data(lens, kv_seq_len=job.kv_len, model=model, fp8=fp8, seed=seed, device=device)
+        forms = [kv.split("_")[0] for kv in job.kinds]
+        offered = data[1] if job.together else {forms[0]: data[1][forms[0]]}
         with poisoned_scratch():
-            out = module.custom_kernel((data[0], {form: data[1][form]}, *data[2:]))
-        want, _ = reference(cases[form], model.latent)
-        if out.shape != want.shape:
-            failure = f"the output has shape {tuple(out.shape)}, not {tuple(want.shape)}"
+            out = module.custom_kernel((data[0], offered, *data[2:]))
+        wants = [reference(cases[form], model.latent)[0] for form in forms]
+        if out.shape != wants[0].shape:
+            failure = f"the output has shape {tuple(out.shape)}, not {tuple(wants[0].shape)}"
         elif not bool(torch.isfinite(out).all()):
             failure = "the output holds NaN or infinity"
         else:
-            error = relative_l2(out, want)
+            found = zip((relative_l2(out, want) for want in wants), job.bounds, wants, strict=True)
+            error, bound, want = min(found, key=lambda form: form[0])
             failure = "" if error <= bound else f"error {error:.1e} over {bound:.0e}"
             if failure and passes_leaderboard(out, want):
                 failure += " (the leaderboard's own check would pass it)"
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
         failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
     on = "GPU" if device == "cuda" else "CPU interpreter"
-    what = f"{batch} x {kv_len}, {kv}"
-    return Result(path.name, what, on, error, bound, 0.0, 0.0, time.perf_counter() - begin, failure)
+    return Result(path.name, job.title, on, error, bound, 0.0, 0.0, time.perf_counter() - begin, failure)
 
 
 def _sizes() -> tuple[tuple[str, int], ...]:

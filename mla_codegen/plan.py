@@ -9,7 +9,7 @@ from typing import Any
 from .datamodel import Shape, Spec, apply_optimizations
 from .errors import Loc, Problem, did_you_mean
 from .families import FAMILIES
-from .families.request import Knobs, Layer, Request, Resolved, Resources
+from .families.request import BALANCED_ROWS, Knobs, Layer, Request, Resolved, Resources
 from .invariant import shared_splits
 from .optimizations import OPTIMIZATIONS
 from .runtime.choice import Choice, General, OneKernel
@@ -18,6 +18,19 @@ from .targets import TARGETS, Target
 
 MERGE_AT_ONCE = 64  # splits whose partials (of 512 columns) fit the registers of 8 warps
 MERGE_TILE = 16  # splits that 4 warps merge at a time otherwise
+
+
+# The general kernels: end of the name, splits, what for, and what is to be said of them.
+_ANY = "for shapes that the spec does not name"
+GENERAL = {
+    "direct": ("any_direct", "one split", _ANY, "Right for any number of requests of any lengths."),
+    "split": ("any", "splits at run time", _ANY, "Right for any number of requests of any lengths."),
+    "balanced": (
+        "balanced", "splits shared out on the device", "for requests of lengths that differ much",
+        f"Right for requests of any lengths, up to {BALANCED_ROWS} query rows in all.",
+    ),
+}  # fmt: skip
+BALANCED = frozenset(name for name, family in FAMILIES.items() if getattr(family, "BALANCED", False))
 
 
 def _power_of_two(n: int) -> int:
@@ -66,6 +79,7 @@ class KernelPlan:
     split_tile: int
     stage2_warps: int
     places: int
+    resident: int
     shared_bytes: int
     # steps
     exp2: bool
@@ -76,6 +90,7 @@ class KernelPlan:
     streaming: bool
     peeled: bool
     direct: bool
+    balanced: bool  # programs take equal shares of all query rows' tiles, not a fixed number of splits of each
     masked_heads: bool
     # where it came from
     resolved: dict[str, Resolved]
@@ -116,20 +131,47 @@ class KernelPlan:
         return "SPLITS.value" if self.splits else "splits"
 
     @property
-    def results(self) -> str:
-        return "out, lse" if self.direct else "partial, partial_lse"
+    def any_splits(self) -> bool:
+        """It takes the number of splits at run time."""
+        return self.splits is None and not self.balanced
 
     @property
-    def locate_args(self) -> str:
-        pages = ("kv_lens", "page_stride") if self.paged else ()
-        return ", ".join(("row", "qo_indptr", "kv_indptr", *pages[:1], "kv_visible", "batch", "q_len", *pages[1:]))
+    def results(self) -> str:
+        shares = ", shares" if self.balanced else ""
+        return "out, lse" if self.direct else f"partial, partial_lse{shares}"
+
+    @property
+    def occupancy(self) -> tuple[int, int]:
+        """Compute units of the device, and programs that share one."""
+        return self.places // self.resident, self.resident
+
+    @property
+    def max_rows(self) -> int:
+        return BALANCED_ROWS
+
+    @property
+    def unspecialized(self) -> str:
+        """Stage 1's integers that differ from call to call and make no other binary."""
+        names = ["batch", "q_len"] + ["page_stride"] * self.paged
+        if self.balanced:
+            names += ["total_q", "programs"]
+        elif not self.splits:
+            names.append("splits")
+        return str(names).replace("'", '"')
+
+    @property
+    def ranges(self) -> str:
+        """Arguments that say which rows a query row sees."""
+        if self.paged:
+            return "qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_stride"
+        return "qo_indptr, kv_indptr, kv_visible, batch, q_len"
 
     @property
     def grid1(self) -> str:
-        factors = ["total_q"]
+        factors = ["programs" if self.balanced else "total_q"]
         if self.head_blocks > 1:
             factors.append("HEAD_BLOCKS.value")
-        if not self.direct:
+        if not self.direct and not self.balanced:
             factors.append(self.splits_value)
         return " * ".join(factors)
 
@@ -158,8 +200,12 @@ class Plan:
 
     def general(self, kv: str) -> tuple[KernelPlan, KernelPlan]:
         """The kernels for any shape: one split, and a number of splits given at run time."""
-        direct, split = (kernel for kernel in self.kernels if kernel.kv == kv and kernel.batch is None)
+        direct, split = (k for k in self.kernels if k.kv == kv and k.batch is None and not k.balanced)
         return direct, split
+
+    def balanced(self, kv: str) -> KernelPlan | None:
+        """The kernel for lengths that differ much, if the family has one."""
+        return next((kernel for kernel in self.kernels if kernel.kv == kv and kernel.balanced), None)
 
     def invariant(self, kv: str) -> KernelPlan:
         """The one kernel of a batch-invariant spec."""
@@ -179,7 +225,10 @@ class Plan:
         for kernel in self.shaped(kv):
             shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
         direct, split = self.general(kv)
-        return Choice(shapes, General(direct.name, split.name, split.places, split.block_n, split.head_blocks))
+        balanced = self.balanced(kv)
+        even = (balanced.name, balanced.max_rows) if balanced else ("", 0)
+        general = General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
+        return Choice(shapes, general, self.spec.kv.layout == "paged")
 
 
 class PlanError(Exception):
@@ -200,7 +249,7 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
             (("defaults",), "defaults", spec.defaults),
         ]
         if spec.batch_invariant:
-            kernels += _kernel(spec, spec_file, kv, defaults, None, None, problems)
+            kernels += _kernel(spec, spec_file, kv, defaults, None, "invariant", problems)
             continue
         for index, shape in enumerate(spec.shapes):
             layers: list[Layer] = [
@@ -208,9 +257,11 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
                 (("shapes", index), "shape", shape),
                 *defaults,
             ]
-            kernels += _kernel(spec, spec_file, kv, layers, shape, False, problems)
-        for direct in (True, False):
-            kernels += _kernel(spec, spec_file, kv, defaults, None, direct, problems)
+            kernels += _kernel(spec, spec_file, kv, layers, shape, "shape", problems)
+        general = [_kernel(spec, spec_file, kv, defaults, None, kind, problems) for kind in ("direct", "split")]
+        kernels += [kernel for found in general for kernel in found]
+        if all(kernel.family in BALANCED for found in general for kernel in found):
+            kernels += _kernel(spec, spec_file, kv, defaults, None, "balanced", problems)
     if problems:
         unique = {(problem.loc, problem.what): problem for problem in problems}
         raise PlanError(list(unique.values()))
@@ -223,12 +274,12 @@ def _kernel(
     kv: str,
     layers: list[Layer],
     shape: Shape | None,
-    general_direct: bool | None,
+    kind: str,
     problems: list[Problem],
 ) -> list[KernelPlan]:
     """The kernel, or nothing and at least one more problem.
 
-    Without a shape: a general kernel, for one split or for several; `general_direct` None: the batch-invariant one.
+    kind   shape: the kernel of `shape`; direct, split, balanced: a general kernel; invariant: the batch-invariant one
     """
     target = TARGETS[spec.target]
     heads, latent, rope = spec.model.num_heads, spec.model.kv_lora_rank, spec.model.qk_rope_head_dim
@@ -258,11 +309,12 @@ def _kernel(
     head_blocks = -(-heads // resources.block_h)
     places = target.compute_units * resources.resident
     splits: int | None
-    if general_direct is None:
-        auto = shared_splits([(s.batch * head_blocks, s.kv_len) for s in spec.shapes], places, resources.block_n)
+    device = (target.compute_units, resources.resident, resources.block_n)
+    if kind == "invariant":
+        auto = shared_splits([(s.batch * head_blocks, s.kv_len) for s in spec.shapes], *device)
     elif shape is not None:
-        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, places, resources.block_n)
-    if shape is not None or general_direct is None:
+        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, *device)
+    if kind in ("shape", "invariant"):
         asked = knobs.take("splits", "auto")
         if asked == "auto":
             source = knobs.resolved["splits"].source
@@ -274,20 +326,21 @@ def _kernel(
         origin = f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}"
         tuned = f"tuned for {shape.batch} requests of {shape.kv_len} rows on {target.name} ({target.title})"
         summary = "Right for any number of requests of any lengths; fastest near the shape above."
-    elif general_direct is None:
+    elif kind == "invariant":
         name = f"{kv}_invariant"
         origin = f"any shape, batch-invariant, KV {kv}"
         tuned = f"batch-invariant, for every shape, on {target.name} ({target.title})"
         summary = "Serves every call of its KV type, so that a query row's bits do not depend on its batch."
     else:
-        direct = general_direct
+        name_end, what, use, summary = GENERAL[kind]
+        direct = kind == "direct"
         splits = 1 if direct else None
-        knobs.resolved["splits"] = Resolved(1 if direct else "at run time", "the general kernels")
-        name = f"{kv}_any{'_direct' if direct else ''}"
-        origin = f"any shape, {'one split' if direct else 'splits at run time'}, KV {kv}"
-        tuned = f"for shapes that the spec does not name, on {target.name} ({target.title})"
-        summary = "Right for any number of requests of any lengths."
-    details = family.details(replace(request, splits=splits))
+        knobs.resolved["splits"] = Resolved(1 if direct else what, "the general kernels")
+        name = f"{kv}_{name_end}"
+        origin = f"any shape, {what}, KV {kv}"
+        tuned = f"{use}, on {target.name} ({target.title})"
+    balanced = kind == "balanced"
+    details = family.details(replace(request, splits=splits, balanced=balanced))
     if "direct_out" in options and not direct:
         not_taken.append("direct_out: there is more than one split")
     not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
@@ -332,6 +385,7 @@ def _kernel(
             split_tile=all_splits if at_once else MERGE_TILE,
             stage2_warps=8 if at_once and all_splits > MERGE_TILE else 4,
             places=places,
+            resident=resources.resident,
             shared_bytes=resources.shared_bytes,
             exp2="exp2" in taken,
             fast_rcp="fast_rcp" in taken,
@@ -341,6 +395,7 @@ def _kernel(
             streaming="streaming_loads" in taken,
             peeled="peeled_tail" in taken,
             direct=direct,
+            balanced=balanced,
             masked_heads=heads % resources.block_h != 0,
             resolved=knobs.resolved,
             optimizations=taken,

@@ -23,7 +23,7 @@ BOUND_16_BIT = 3e-3  # relative L2 of the output, 16-bit products
 BOUND_FP8 = 4e-2  # the same with q and the weights rounded to fp8
 LSE_BOUND_16_BIT = 1e-3
 LSE_BOUND_FP8 = 0.2
-GLUON_USES = ("descriptors",)  # modules of generated/runtime that Gluon kernels import
+GLUON_USES = ("descriptors", "scratch")  # modules of generated/runtime that Gluon kernels import
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     }  # fmt: skip
     tile = kernel.block_n
     splits = kernel.splits or 3
-    at_run_time = None if kernel.splits else splits
+    at_run_time = None if kernel.splits or kernel.balanced else splits
     if splits > 4 or (at_run_time and FAMILIES[kernel.family].GLUON):
         lens = [tile * splits + 1, 0, tile + 1]
         yield "ragged", make_case(lens, q_lens=[1, 1, 2 if splits <= 64 else 1], seed=seed, **common), at_run_time
@@ -180,17 +180,20 @@ def _emulate(folder: str, spec: str, kernel: KernelPlan) -> Any:
 
 def emulated(folder: str, name: str) -> Any:
     """The Gluon kernel file `name` (package.spec.kernel) of the importable package in `folder`, to be run on a CPU."""
-    import torch
-
     from . import emulate
 
-    package, spec, kernel = name.split(".")
-    runtime = {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
-    module = emulate.load(f"{folder}/{spec}/{kernel}.py", name, package=runtime)
-    # Merging kernels load partials that nobody wrote and drop them: scratch is NaN then, and not forbidden to be read.
-    if hasattr(module, "torch"):  # else it allocates nothing
-        module.torch.empty = lambda *args, **kwargs: torch.empty(*args, **kwargs)
-    return module
+    _, spec, kernel = name.split(".")
+    return emulate.load(f"{folder}/{spec}/{kernel}.py", name, package=runtime_of(name))
+
+
+def runtime_of(name: str) -> dict[str, Any]:
+    """What the Gluon kernel file `name` (package.spec.kernel) imports from its package, by dotted name.
+
+    These are not emulated. So scratch is NaN, but not forbidden to be read before it is written: merging kernels load
+    partials that nobody wrote and drop them.
+    """
+    package = name.split(".")[0]
+    return {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
 
 
 def _by_layout(

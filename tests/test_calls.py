@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 from builds import plan_of, spec_of, tables
 
 from mla_codegen.runtime import calls
+from mla_codegen.runtime.choice import Choice
 from mla_codegen.runtime.splits import choose_splits
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="calls here are made on the CPU")
@@ -85,7 +87,9 @@ def test_general_kernels_get_the_split_rules_count(dispatcher: Recorded, rows: i
     dispatcher.mla_decode(**call(rows), max_kv_len=kv_len)
     general = dispatcher.builds[0].choices["bf16"].general
     tiles = -(-kv_len // general.block_n)
-    assert dispatcher.seen[0][1][9] == choose_splits(rows, tiles * general.block_n, general.places, general.block_n)
+    assert dispatcher.seen[0][1][9] == choose_splits(
+        rows, tiles * general.block_n, general.units, general.resident, general.block_n
+    )
 
 
 def test_without_a_length_the_mean_decides(dispatcher: Recorded) -> None:
@@ -95,7 +99,7 @@ def test_without_a_length_the_mean_decides(dispatcher: Recorded) -> None:
 
 def test_the_choice_is_remembered(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher.mla_decode(**call(), max_kv_len=1024)
-    monkeypatch.setattr(calls.Choice, "choose", lambda *_: pytest.fail("chosen again"))
+    monkeypatch.setattr(Choice, "choose", lambda *_: pytest.fail("chosen again"))
     dispatcher.mla_decode(**call(), max_kv_len=1024)
     assert len(dispatcher.seen) == 2
 
@@ -107,13 +111,23 @@ def test_what_is_remembered_is_bounded(dispatcher: Recorded) -> None:
     assert len(dispatcher._chosen) == 1
 
 
-def test_a_call_allocates_out_and_lse_and_nothing_else(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("options", "wanted"), [({}, [(4, 16, 512)]), ({"return_lse": True}, [(4, 16, 512), (4, 16)])])
+def test_a_call_allocates_what_it_returns_and_nothing_else(
+    dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool], wanted: list[Any]
+) -> None:
     arguments = call()
     sizes: list[Any] = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: sizes.append(args[0]) or empty(*args, **kwargs))
-    dispatcher.mla_decode(**arguments)
-    assert sizes == [(4, 16, 512), (4, 16)]
+    dispatcher.mla_decode(**arguments, **options)
+    assert sizes == wanted
+
+
+def test_a_scale_is_always_a_float(dispatcher: Recorded) -> None:
+    """Triton would compile an integer in, one kernel for each."""
+    for scale in (1, np.float64(0.5), np.float32(0.5)):
+        dispatcher.mla_decode(**call(sm_scale=scale))
+        assert type(dispatcher.seen[-1][1][6]) is float
 
 
 @pytest.mark.parametrize(

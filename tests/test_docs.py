@@ -21,7 +21,7 @@ from mla_codegen.targets import TARGETS
 ROOT = Path(__file__).parents[1]
 RENEW = os.environ.get("RENEW") == "1"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [ROOT / "README.md", ROOT / "docs" / "calls.md", ROOT / "docs" / "spec.md"]
+RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "spec"))]
 
 BLOCK = re.compile(r"^```(?P<kind>yaml|python|console)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
 FILES = re.compile(r"\d+(?= files written)")

@@ -14,7 +14,7 @@ from mla_codegen.cli import app
 from mla_codegen.families import FAMILIES
 from mla_codegen.isa import capture_job
 from mla_codegen.plan import make_plan
-from mla_codegen.render import render_kernel
+from mla_codegen.render import PACKAGE, render_kernel
 from mla_codegen.spec import parse_spec
 from mla_codegen.write import fresh_build
 
@@ -171,8 +171,7 @@ def test_bad_input(inspect: Inspect, spec: str, args: list[str], said: str) -> N
 
 def test_beside_another_kernel(inspect: Inspect, tmp_path: Path) -> None:
     plan = make_plan(parse_spec(small("sm_90"), "c.yaml").spec, "c.yaml")
-    (tmp_path / "theirs.py").write_text(callable_file(plan.kernels[0]))
-    args = ["--check", "--against", f"{tmp_path / 'theirs.py'}:stage1", "--shape", "4x1024"]
+    args = ["--check", "--against", f"{callable_file(plan.kernels[0], tmp_path)}:stage1", "--shape", "4x1024"]
     done = inspect({"c": small("sm_90")}, *args)
     assert done.exit_code == 0, done.output
     assert "c/fp8_e4m3fn_b4_kv1024:stage1 against stage1 sm_90 4x1024" in done.output
@@ -180,12 +179,12 @@ def test_beside_another_kernel(inspect: Inspect, tmp_path: Path) -> None:
     assert row.split("│")[-2].strip() == "1.00"  # it is the same kernel
 
 
-def callable_file(kernel: Any) -> str:
-    """A rendered file with a `custom_kernel` of its own, by which its launches can be watched."""
+def callable_file(kernel: Any, folder: Path) -> Path:
+    """A rendered file with a `custom_kernel` of its own, by which its launches can be watched, in a package."""
     form = 'kv_data["fp8"]' if kernel.kv.startswith("fp8") else '(kv_data["bf16"], None)'
     splits = "" if kernel.splits else ", 3"
     call = f"run(q, kv, qo_indptr, kv_indptr, None, scale, config['sm_scale'], out, lse{splits})"
-    return render_kernel(kernel) + (
+    text = render_kernel(kernel) + (
         f"\n\nimport torch\n\n\ndef custom_kernel(data):\n"
         f"    q, kv_data, qo_indptr, kv_indptr, config = data\n"
         f"    kv, scale = {form}\n"
@@ -194,6 +193,15 @@ def callable_file(kernel: Any) -> str:
         f"    lse = torch.empty(q.shape[0], {kernel.heads}, dtype=torch.float32)\n"
         f"    {call}\n"
     )
+    scratch = (PACKAGE / "runtime" / "scratch.py").read_text()
+    path = folder / "package" / "kernels" / "rendered.py"
+    for name, content in (("kernels/rendered", text), ("runtime/scratch", scratch)):
+        file = folder / "package" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        (file.parent / "__init__.py").touch()
+    (folder / "package" / "__init__.py").touch()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -215,8 +223,7 @@ def test_stages_are_what_run_launches(
     text = text.replace("kv_lora_rank: 64, qk_rope_head_dim: 32", "kv_lora_rank: 256, qk_rope_head_dim: 64")
     plan = make_plan(parse_spec(text, "x.yaml").spec, "x.yaml")
     kernel = next(kernel for kernel in plan.kernels if kernel.name == f"{kv}_{which}")
-    path = tmp_path / "rendered.py"
-    path.write_text(callable_file(kernel))
+    path = callable_file(kernel, tmp_path)
     assumed = next(one for one in FAMILIES[family].stages(kernel) if one.kernel == stage)
     job = capture_job(str(path), stage, target, batch=2, kv_len=64, heads=16, width=320)
     assert {name: kind for name, kind in job.signature.items() if kind != "constexpr"} == assumed.signature

@@ -112,3 +112,16 @@ def test_tune_and_bundle_refuse(tmp_path: Path) -> None:
     assert told.exit_code == 2
     assert "is batch-invariant: one kernel serves all its shapes" in told.stderr
     assert "fix: tune a copy without `batch_invariant`" in told.stderr
+
+
+def test_inspect_predicts_every_shape(tmp_path: Path) -> None:
+    """The one kernel is compiled once, and the model asked about each call that the spec names."""
+    file = tmp_path / "even.yaml"
+    spec = spec_of("sm_90", batch_invariant=True, shapes=SHAPES, defaults=DEFAULTS | {"family": "triton", "splits": 4})
+    file.write_text(json.dumps(spec | {"dtypes": {"kv": ["bf16"]}}), encoding="utf-8")
+    shown = CliRunner().invoke(app, ["inspect", str(file), "--json"])
+    found = json.loads(shown.stdout)
+    assert [(call["kernel"], call["batch"], call["kv_len"]) for call in found["calls"]] == [
+        ("bf16_invariant", 4, 1024),
+        ("bf16_invariant", 64, 8192),
+    ]

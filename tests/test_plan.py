@@ -85,7 +85,7 @@ def test_direct_out_needs_one_split(splits: int, direct: bool) -> None:
 @pytest.mark.parametrize(("asked", "source"), [(None, "automatic"), ("auto", "auto in shape")])
 def test_automatic_splits_are_the_rules(asked: str | None, source: str) -> None:
     found = kernel(shapes=[SHAPE if asked is None else {**SHAPE, "splits": asked}])
-    assert found.splits == choose_splits(8, 4096, found.places, found.block_n) > 1
+    assert found.splits == choose_splits(8, 4096, *found.occupancy, found.block_n) > 1
     assert found.resolved["splits"].source == source
 
 

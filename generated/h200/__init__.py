@@ -17,14 +17,14 @@ BATCH_INVARIANT = False
 # KV dtype -> query rows of a call -> KV rows of a request -> module
 SHAPES = {
     "fp8_e4m3fn": {
-        1: {131072: "fp8_e4m3fn_b1_kv131072"},
+        1: {131072: "fp8_e4m3fn_b1_kv131072", 1048576: "fp8_e4m3fn_b1_kv1048576"},
         4: {1024: "fp8_e4m3fn_b4_kv1024", 8192: "fp8_e4m3fn_b4_kv8192"},
         32: {1024: "fp8_e4m3fn_b32_kv1024", 8192: "fp8_e4m3fn_b32_kv8192"},
         64: {1024: "fp8_e4m3fn_b64_kv1024", 8192: "fp8_e4m3fn_b64_kv8192"},
         256: {1024: "fp8_e4m3fn_b256_kv1024", 8192: "fp8_e4m3fn_b256_kv8192"},
     },
     "bf16": {
-        1: {131072: "bf16_b1_kv131072"},
+        1: {131072: "bf16_b1_kv131072", 1048576: "bf16_b1_kv1048576"},
         4: {1024: "bf16_b4_kv1024", 8192: "bf16_b4_kv8192"},
         32: {1024: "bf16_b32_kv1024", 8192: "bf16_b32_kv8192"},
         64: {1024: "bf16_b64_kv1024", 8192: "bf16_b64_kv8192"},
@@ -32,8 +32,9 @@ SHAPES = {
     },
 }
 
-# KV dtype -> module for one split, module for several, programs the device runs at once, rows of a tile, head blocks
+# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile, head blocks,
+# module for lengths that differ much, query rows that it takes
 GENERAL = {
-    "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 264, 64, 1),
-    "bf16": ("bf16_any_direct", "bf16_any", 132, 64, 1),
+    "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 132, 2, 64, 1, "fp8_e4m3fn_balanced", 256),
+    "bf16": ("bf16_any_direct", "bf16_any", 132, 1, 64, 1, "bf16_balanced", 256),
 }

@@ -36,6 +36,7 @@ Symbols: m running maximum of the scores, l running sum of the weights; scores, 
 import torch
 
 from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+from ..runtime.scratch import carve
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -317,7 +318,12 @@ def stage1(
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
+def scratch(total_q):
+    """Numbers of the scratch: the LSE, if the caller does not want it."""
+    return (total_q * HEADS.value,)
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -326,12 +332,15 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    q = aligned(q)
+    batch = qo_indptr.numel() - 1
+    q, stride_qt, stride_qh = aligned(q)
     kv_latent, kv_rope = KV_TILES.of(kv)
+    if lse is None:
+        (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q,
         kv_latent,
@@ -345,8 +354,8 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         num_warps=4,
         launch_pdl=True,
     )

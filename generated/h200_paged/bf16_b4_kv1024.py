@@ -35,6 +35,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+from ..runtime.scratch import carve
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -321,7 +322,13 @@ def stage2(partial, partial_lse, out, lse):
 KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse):
+def scratch(total_q):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * SPLITS.value
+    return parts * LATENT.value, parts, total_q * HEADS.value
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -333,14 +340,14 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    q = aligned(q)
+    batch = qo_indptr.numel() - 1
+    q, stride_qt, stride_qh = aligned(q)
     kv_latent, kv_rope = KV_TILES.of(kv)
-    partial = torch.empty((total_q, HEADS.value, SPLITS.value, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, SPLITS.value), dtype=torch.float32, device=q.device)
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q))
     stage1[(total_q * SPLITS.value,)](
         q,
         kv_latent,
@@ -356,10 +363,12 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         kv_indices.stride(0),
         num_warps=4,
         launch_pdl=True,
     )
-    stage2[(total_q * HEADS.value * COLUMN_BLOCKS.value,)](partial, partial_lse, out, lse, num_warps=4, launch_pdl=True)
+    stage2[(total_q * HEADS.value * COLUMN_BLOCKS.value,)](
+        partial, partial_lse, out, unwanted if lse is None else lse, num_warps=4, launch_pdl=True
+    )

@@ -34,12 +34,13 @@ Symbols: m running maximum of the scores, acc unnormalised output; scores, m and
 score scale carries log2 e).
 """
 
-import torch
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna4
+
+from ..runtime.scratch import carve
 
 HEADS = gl.constexpr(16)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
@@ -329,7 +330,13 @@ def stage2(partial, partial_lse, out, lse):
     tl.store(lse + at, (m + tl.math.log2(total)) * LN2)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
+def scratch(total_q):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * SPLITS.value
+    return parts * LATENT.value, parts, total_q * HEADS.value
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -338,12 +345,13 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    partial = torch.empty((total_q, HEADS.value, SPLITS.value, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, SPLITS.value), dtype=torch.float32, device=q.device)
+    batch = qo_indptr.numel() - 1
+    stride_qt, stride_qh, _ = q.stride()
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q))
     stage1[(total_q * SPLITS.value,)](
         q,
         kv,
@@ -356,9 +364,9 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         num_warps=8,
         waves_per_eu=2,
     )
-    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, lse, num_warps=4)
+    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, unwanted if lse is None else lse, num_warps=4)

@@ -5,22 +5,21 @@ tuned for 64 requests of 1024 rows on portable (any GPU, and the interpreter).
 
 Right for any number of requests of any lengths; fastest near the shape above.
 
-    stage 1   one program per (query row, split)   ->  partial output and LSE of the split's rows
-    stage 2   one program per (query row, head)   ->  out = sum over splits of partial * exp2(lse_split - lse)
+    stage 1   one program per (query row)   ->  output and LSE of a query row
 
 Symbols: m running maximum of the scores, l running sum of the weights, acc unnormalised output; scores, m and the
 LSE of a split are in base 2 (the score scale carries log2 e).
 """
 
-import torch
 import triton
 import triton.language as tl
+
+from ..runtime.scratch import carve
 
 HEADS = tl.constexpr(16)
 LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = tl.constexpr(64)  # its last columns: key only
 ROW = tl.constexpr(576)  # bf16s of a KV row
-SPLITS = tl.constexpr(2)
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -78,29 +77,14 @@ def fold(scores, latent, m, l, acc):
 
 
 @triton.jit(do_not_specialize=["batch", "q_len"])
-def stage1(
-    q,
-    kv,
-    partial,
-    partial_lse,
-    qo_indptr,
-    kv_indptr,
-    kv_visible,
-    kv_scale,
-    sm_scale,
-    batch,
-    q_len,
-    stride_qt,
-    stride_qh,
-):
-    """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
+def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh):
+    """The output and LSE of BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
-    partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS]. kv_visible and kv_scale may be None.
+    out [total_q, HEADS, LATENT]; lse [total_q, HEADS]. kv_visible and kv_scale may be None.
     """
     program = tl.program_id(0)
-    split = program % SPLITS
-    row = program // SPLITS
+    row = program
 
     heads = tl.arange(0, BLOCK_H)
     latent = tl.arange(0, LATENT)
@@ -109,10 +93,7 @@ def stage1(
     q_latent = tl.load(q_heads + latent[None, :])
     q_rope = tl.load(q_heads + LATENT + rope[None, :])
 
-    kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-    rows_per_split = tl.cdiv(tl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
-    begin = tl.minimum(split * rows_per_split, visible)
-    end = tl.minimum(begin + rows_per_split, visible)
+    kv_begin, end = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
 
     unit = 1.0 if kv_scale is None else tl.load(kv_scale)
     score_scale = sm_scale * unit * LOG2E
@@ -123,8 +104,8 @@ def stage1(
     n = tl.arange(0, BLOCK_N)
     latent_at = n[:, None] * ROW + latent[None, :]
     rope_at = n[:, None] * ROW + LATENT + rope[None, :]
-    whole = begin + (end - begin) // BLOCK_N * BLOCK_N
-    for start in range(begin, whole, BLOCK_N):
+    whole = end // BLOCK_N * BLOCK_N
+    for start in range(0, whole, BLOCK_N):
         tile = kv + (kv_begin + start) * ROW  # 64 bit: pools outgrow 2^31 elements
         kv_latent = tl.load(tile + latent_at)
         kv_rope = tl.load(tile + rope_at)
@@ -140,34 +121,18 @@ def stage1(
 
     total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
     norm = (1.0 / total * unit)[:, None]
-    at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
-    filled = begin < end  # a split without rows leaves its partial as it is
-    tl.store(partial + at[:, None] * LATENT + latent[None, :], acc * norm, mask=filled)
+    at = row.to(tl.int64) * HEADS + heads
+    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm)
     log_sum = m + tl.math.log2(l)
-    tl.store(partial_lse + at, log_sum)
+    tl.store(lse + at, log_sum * LN2)
 
 
-@triton.jit
-def stage2(partial, partial_lse, out, lse):
-    at = tl.program_id(0).to(tl.int64)  # query row * HEADS + head
-    partial += at * SPLITS * LATENT
-    partial_lse += at * SPLITS
-    latent = tl.arange(0, LATENT)
-    split = tl.arange(0, SPLITS)
-    parts = tl.load(partial_lse + split)
-    m = tl.max(parts, 0)
-    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
-    weights = tl.math.exp2(parts - m)
-    total = tl.sum(weights, 0)
-    columns = tl.load(
-        partial + split[:, None] * LATENT + latent[None, :], mask=(parts > float("-inf"))[:, None], other=0.0
-    )
-    acc = tl.sum(columns * weights[:, None], 0)
-    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
-    tl.store(lse + at, (m + tl.math.log2(total)) * LN2)
+def scratch(total_q):
+    """Numbers of the scratch: the LSE, if the caller does not want it."""
+    return (total_q * HEADS.value,)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -176,17 +141,19 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    partial = torch.empty((total_q, HEADS.value, SPLITS.value, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, SPLITS.value), dtype=torch.float32, device=q.device)
-    stage1[(total_q * SPLITS.value,)](
+    batch = qo_indptr.numel() - 1
+    stride_qt, stride_qh, _ = q.stride()
+    if lse is None:
+        (lse,) = carve(workspace, q, scratch(total_q))
+    stage1[(total_q,)](
         q,
         kv,
-        partial,
-        partial_lse,
+        out,
+        lse,
         qo_indptr,
         kv_indptr,
         kv_visible,
@@ -194,9 +161,8 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         num_warps=4,
         num_stages=2,
     )
-    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, lse, num_warps=4)

@@ -16,18 +16,19 @@ import torch
 import triton
 import triton.language as tl
 
+from ..runtime.scratch import carve
+
 HEADS = tl.constexpr(16)
 LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = tl.constexpr(64)  # its last columns: key only
 WORD = tl.constexpr(2)  # fp8 columns read as one int16
 ROW = tl.constexpr(288)  # int16s of a KV row
-SPLITS = tl.constexpr(43)
+SPLITS = tl.constexpr(32)
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
 KV_UNIT = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-ALL_SPLITS = tl.constexpr(64)  # splits, rounded up to a power of two
 
 
 @triton.jit
@@ -197,8 +198,8 @@ def stage2(partial, partial_lse, out, lse):
     partial += at * SPLITS * LATENT
     partial_lse += at * SPLITS
     latent = tl.arange(0, LATENT)
-    split = tl.arange(0, ALL_SPLITS)
-    parts = tl.load(partial_lse + split, mask=split < SPLITS, other=float("-inf"))
+    split = tl.arange(0, SPLITS)
+    parts = tl.load(partial_lse + split)
     m = tl.max(parts, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
     weights = tl.math.exp2(parts - m)
@@ -214,7 +215,13 @@ def stage2(partial, partial_lse, out, lse):
 KV_DTYPE = torch.int16  # the rows' bytes, as stage 1 reads them
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
+def scratch(total_q):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * SPLITS.value
+    return parts * LATENT.value, parts, total_q * HEADS.value
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -223,12 +230,13 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    partial = torch.empty((total_q, HEADS.value, SPLITS.value, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, SPLITS.value), dtype=torch.float32, device=q.device)
+    batch = qo_indptr.numel() - 1
+    stride_qt, stride_qh, _ = q.stride()
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q))
     stage1[(total_q * SPLITS.value,)](
         q,
         kv.view(KV_DTYPE),
@@ -241,9 +249,9 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         num_warps=4,
         num_stages=2,
     )
-    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, lse, num_warps=8)
+    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, unwanted if lse is None else lse, num_warps=8)

@@ -38,6 +38,16 @@ class Tile(TensorDescriptor):
     encoded: tuple[Any, ...] | None = None
 
 
+def have_context(device: torch.device) -> None:
+    """Make the device's context this thread's own, as encoding a descriptor needs it.
+
+    The driver encodes, and knows no context in a thread that has not yet used CUDA through its runtime, which binds one
+    when it is first asked something. A launch sees to that by itself, but comes after the encoding.
+    """
+    if not torch.cuda.is_current_stream_capturing():  # a thread that captures has used CUDA
+        torch.cuda.mem_get_info(device)
+
+
 class Tiles:
     """The descriptors of one kernel: tiles of `rows` KV rows by each of `parts`, (columns, shared-memory layout)."""
 
@@ -61,6 +71,8 @@ class Tiles:
                 if len(self._cache) >= MOST:
                     self._cache.clear()
                 self._cache[key] = found
+        if kv.is_cuda and found[-1].encoded is None:
+            have_context(kv.device)
         return found
 
     def _make(self, kv: torch.Tensor) -> tuple[Tile, ...]:
@@ -85,8 +97,10 @@ class Tiles:
         return row.view(kv.dtype)
 
 
-def aligned(q: torch.Tensor) -> torch.Tensor:
-    """`q`, or a copy if its address or strides do not allow copies of 16 bytes."""
-    if q.data_ptr() % ALIGNMENT or q.stride(0) % ALIGNMENT or q.stride(1) % ALIGNMENT:  # in elements: Triton's unit
-        return q.clone(memory_format=torch.contiguous_format)
-    return q
+def aligned(q: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """`q`, or a copy if its address or strides do not allow copies of 16 bytes; its strides of rows and of heads."""
+    rows, heads, _ = q.stride()
+    if q.data_ptr() % ALIGNMENT or rows % ALIGNMENT or heads % ALIGNMENT:  # in elements: Triton's unit
+        q = q.clone(memory_format=torch.contiguous_format)
+        rows, heads, _ = q.stride()
+    return q, rows, heads

@@ -1,11 +1,14 @@
 # Copied by mla-codegen from mla_codegen/runtime/launch.py. Do not edit: `mla-codegen build` writes it anew.
 """Launch a Triton kernel again with less host time than `kernel[grid](...)` takes.
 
-Triton binds and specialises every argument on every call, some 20 us. `Launch` does it once for each set of argument
-kinds (dtypes, 16-byte alignment, sizes that Triton specialises on) and then hands the compiled binary its arguments,
-pointers as the numbers that they are. TMA descriptors are encoded once each and not at every launch.
+Triton binds and specialises every argument on every call, some 20 us. `Launch` looks at the first call, writes a Python
+function for these arguments, and hands the compiled binary its arguments by it, pointers as the numbers that they are.
+The function looks up the binary by all that Triton may specialise on: of pointers the element type, whether there is
+one, and alignment; of integers the value, or the width alone where the kernel says `do_not_specialize`. TMA descriptors
+are encoded once each and not at every launch.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,78 +19,120 @@ from triton.runtime import driver
 ALIGNED = 15  # Triton specialises pointers on 16-byte alignment
 ON_AMD = torch.version.hip is not None
 RANGE = 1 << 31  # bytes: AMD kernels address smaller tensors with 32-bit offsets
-PLAIN = (int, float, bool, type(None))
+
+# CUDA is in use by the time that a kernel is launched: without what torch wraps around it to see to that.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "float"  # what an argument is
 
 
 class Launch:
     """Stands in for a `@triton.jit` or `@gluon.jit` kernel: `launch[grid](*args, **options)`. `fn` is the kernel.
 
-    Integers are part of the key unless the kernel marks them `do_not_specialize`; floats never are. What is neither a
-    number nor a tensor is a TMA descriptor with a place for its encoding (`descriptors.Tile`); at one place a kernel
-    always gets tiles of one kind.
+    At one place among the arguments a kernel always gets the same: integers, floats, TMA descriptors with a place for
+    their encoding (`descriptors.Tile`) and of one kind, or else what has `data_ptr()` and `dtype`, or None. The options
+    are always the same, too. The grid has one dimension.
     """
 
     def __init__(self, fn: Any):
         self.fn = fn
-        self._keyed = tuple(not parameter.do_not_specialize for parameter in fn.params)
-        self._binaries: dict[Any, tuple[Any, Any]] = {}
-        self._tiles: dict[int, Any] = {}  # place of a descriptor among the arguments -> how it is encoded
+        self.binaries: dict[Any, tuple[Any, tuple[Any, ...]] | None] = {}  # what launches, what it takes first
+        self.tiles: dict[int, Any] = {}  # place of a descriptor among the arguments -> how it is encoded
+        self._launch: Callable[..., None] = self._first
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return partial(self._launch, grid)
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid[0])
 
-    def _launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-        device = driver.active.get_current_device()
-        key: list[Any] = [device]
-        given: list[Any] = []
-        for place, argument in enumerate(args):
-            if type(argument) in PLAIN:
-                if self._keyed[place] and type(argument) is not float:
-                    key.append(argument)
-                given.append(argument)
-            elif isinstance(argument, torch.Tensor):
-                address = argument.data_ptr()
-                key.append(argument.dtype)
-                key.append(address & ALIGNED == 0)
-                if ON_AMD:
-                    key.append(argument.untyped_storage().nbytes() < RANGE)
-                given.append(address)
-            elif place in self._tiles:
-                if argument.encoded is None:
-                    argument.encoded = _encode(argument, self._tiles[place])
-                given += argument.encoded
-        binary, launch = self._binaries.get(tuple(key), (None, None))
-        if launch is None or triton.knobs.runtime.launch_enter_hook.calls:  # a profiler wants Triton's own launch
-            binary = self.fn[grid](*args, **options)
-            self._binaries[tuple(key)] = binary, self._launcher(binary, args)
-            return
-        launch(grid[0], 1, 1, driver.active.get_current_stream(device), binary.function, *given)
+    def _first(self, programs: int, *args: Any, **options: Any) -> None:
+        self._launch = written(self, [self._kind(place, argument) for place, argument in enumerate(args)])
+        self._launch(programs, *args, **options)
 
-    def _launcher(self, binary: Any, args: tuple[Any, ...]) -> Any:
-        """What launches `binary` for (grid, stream, function, *args), its descriptors encoded; None: Triton must."""
-        run = binary.run
-        places = [place for place, argument in enumerate(args) if hasattr(argument, "encoded")]
-        if not places:
-            return partial(_call, run, binary.packed_metadata)
+    def _kind(self, place: int, argument: Any) -> str:
+        if isinstance(argument, float):
+            return FLOAT
+        if isinstance(argument, int):
+            free = self.fn.params[place].do_not_specialize and type(argument) is int
+            return INTEGER if free else KEYED
+        return TILE if hasattr(argument, "encoded") else POINTER
+
+    def compile(self, key: Any, programs: int, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Launch as Triton does, and note how to launch the same binary again."""
+        binary = self.fn[(programs,)](*args, **options)
+        self.binaries[key] = self._launcher(binary, [i for i, one in enumerate(args) if hasattr(one, "encoded")])
+
+    def _launcher(self, binary: Any, tiles: list[int]) -> tuple[Any, tuple[Any, ...]] | None:
+        """(function, its arguments between the stream and the kernel's own); None: only Triton can launch it."""
+        run, packed = binary.run, binary.packed_metadata
+        hooks = (None, None, None)  # launch metadata, enter, exit
+        wrapper: Any = getattr(run, "launch", None)
+        if not hasattr(run, "launch_pdl") or run.global_scratch_size or run.profile_scratch_size:
+            return None if tiles else (run, (binary.function, packed, *hooks))
+        first = (binary.function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *hooks)
+        if not tiles:
+            return wrapper, first
         # Triton's wrapper encodes the descriptors; what it wraps takes them encoded.
-        wrapper = run.launch
         names = wrapper.__code__.co_freevars if hasattr(wrapper, "__code__") else ()
         kinds = getattr(binary.metadata, "tensordesc_meta", None)
-        if "launcher" not in names or not kinds or run.global_scratch_size or run.profile_scratch_size:
+        if "launcher" not in names or not kinds:
             return None
-        self._tiles = dict(zip(places, kinds, strict=True))
-        raw = wrapper.__closure__[names.index("launcher")].cell_contents
-        return partial(_call_raw, raw, run.launch_cooperative_grid, run.launch_pdl, binary.packed_metadata)
+        self.tiles.update(zip(tiles, kinds, strict=True))
+        return wrapper.__closure__[names.index("launcher")].cell_contents, first
 
 
-def _call(run: Any, packed: Any, x: int, y: int, z: int, stream: int, function: int, *args: Any) -> None:
-    run(x, y, z, stream, function, packed, None, None, None, *args)
+def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
+    """The function that launches for arguments of these kinds. It holds no state but `launch`'s."""
+    of = {kind: [place for place, one in enumerate(kinds) if one == kind] for kind in set(kinds)}
+    pointers, integers = of.get(POINTER, []), of.get(INTEGER, [])
+    key = ["device"]
+    key += [f"None if a{i} is None else a{i}.dtype" for i in pointers]
+    key += [part for i in of.get(KEYED, []) for part in (f"a{i}", f"type(a{i})")]
+    key += [f"type(a{i}) is float or (type(a{i}), a{i})" for i in of.get(FLOAT, [])]
+    if pointers:  # nearly always 0: all are aligned
+        apart = "".join(f"p{i} & {ALIGNED} == 0, " for i in pointers)
+        key.append(f"({' | '.join(f'p{i}' for i in pointers)}) & {ALIGNED} and ({apart})")
+    if integers:  # nearly always 0: all are small and none is negative
+        apart = "".join(f"width(a{i}), " for i in integers)
+        key.append(f"({' | '.join(f'a{i}' for i in integers)}) >> 31 and ({apart})")
+    if ON_AMD and pointers:
+        apart = "".join(f"extent(a{i}) < {RANGE}, " for i in pointers)
+        key.append(f"({' | '.join(f'extent(a{i})' for i in pointers)}) >> 31 and ({apart})")
+    encode = [f"    if a{i}.encoded is None: a{i}.encoded = encode(a{i}, tiles[{i}])" for i in of.get(TILE, [])]
+    given = [{POINTER: "p{0}", TILE: "*a{0}.encoded"}.get(kind, "a{0}").format(i) for i, kind in enumerate(kinds)]
+    args = ", ".join(f"a{i}" for i in range(len(kinds)))
+    lines = [
+        f"def launch(programs, {args}, **options):",
+        "    device = current_device()",
+        *(f"    p{i} = 0 if a{i} is None else a{i}.data_ptr()" for i in pointers),
+        f"    key = ({', '.join(key)},)",
+        "    found = binaries.get(key)",
+        # A profiler wants Triton's own launch.
+        "    if found is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:",
+        f"        return compile(key, programs, ({args},), options)",
+        *encode,
+        "    call, first = found",
+        f"    call(programs, 1, 1, stream_of(device), *first, {', '.join(given)})",
+    ]
+    active = driver.active
+    torchs = active.get_current_device is torch.cuda.current_device
+    names: dict[str, Any] = {
+        "binaries": launch.binaries, "compile": launch.compile, "encode": _encode, "tiles": launch.tiles,
+        "runtime": triton.knobs.runtime, "current_device": current_device if torchs else active.get_current_device,
+        "stream_of": active.get_current_stream, "width": _width, "extent": _extent,
+    }  # fmt: skip
+    exec("\n".join(lines), names)
+    return names["launch"]
 
 
-def _call_raw(
-    raw: Any, cooperative: Any, pdl: Any, packed: Any, x: int, y: int, z: int, stream: int, function: int, *args: Any
-) -> None:
-    raw(x, y, z, stream, function, cooperative, pdl, None, None, packed, None, None, None, *args)
+def _width(number: int) -> int:
+    """Which of its integer types Triton takes for a number."""
+    return 32 if -(1 << 31) <= number < 1 << 31 else 64 if -(1 << 63) <= number < 1 << 63 else 65
+
+
+def _extent(argument: Any) -> int:
+    """Bytes of the memory that an argument points into."""
+    if argument is None:
+        return 0
+    return argument.ptr_range() if hasattr(argument, "ptr_range") else argument.untyped_storage().nbytes()
 
 
 def _encode(tile: Any, kind: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 """`mla_decode` as operators of torch.library, so that torch.compile takes a model whole.
 
 Two operators, both with a fake implementation: `mla_decode` returns a new (out, LSE); `mla_decode_into` writes into
-tensors that it is given, and its schema says so.
+tensors that it is given, a workspace among them, and its schema says so.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,12 @@ import torch
 from .calls import Dispatcher
 
 _INPUTS = "Tensor q, Tensor kv, Tensor qo_indptr, Tensor? kv_indptr"
-_OPTIONS = (
-    "float sm_scale, Tensor? kv_scale=None, Tensor? kv_visible=None, SymInt? max_kv_len=None, "
-    "Tensor? block_table=None, Tensor? kv_indices=None, Tensor? kv_lens=None"
-)
+_OPTIONS = "float sm_scale, Tensor? kv_scale=None, Tensor? kv_visible=None, SymInt? max_kv_len=None"
+_RESULTS, _WORKSPACE = "Tensor(a!) out, Tensor(b!) lse", "Tensor(c!)? workspace=None"  # last: inductor puts it there
+_PAGES = "Tensor? block_table=None, Tensor? kv_indices=None, Tensor? kv_lens=None"
 SCHEMAS = {
-    "mla_decode": f"({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
-    "mla_decode_into": f"({_INPUTS}, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}) -> ()",
+    "mla_decode": f"({_INPUTS}, {_OPTIONS}, {_PAGES}) -> (Tensor, Tensor)",
+    "mla_decode_into": f"({_INPUTS}, {_RESULTS}, {_OPTIONS}, {_PAGES}, {_WORKSPACE}) -> ()",
 }
 
 Tensor = torch.Tensor
@@ -68,10 +67,12 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         block_table: Tensor | None = None,
         kv_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        workspace: Tensor | None = None,
     ) -> None:
         dispatcher.mla_decode(
             q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
             block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, out=out, lse=lse,
+            workspace=workspace,
         )  # fmt: skip
 
     def fake_decode(
@@ -121,14 +122,19 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
+        workspace: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        options = (sm_scale, kv_scale, kv_visible, max_kv_len, block_table, kv_indices, kv_lens)
+        options = (sm_scale, kv_scale, kv_visible, max_kv_len)
+        pages = (block_table, kv_indices, kv_lens)
+        if out is None and workspace is not None:
+            shape, dtype = dispatcher.result(q, None if block_table is None and kv_indices is None else kv)
+            out = q.new_empty(shape, dtype=dtype)
         if out is None:
-            out, made = new(q, kv, qo_indptr, kv_indptr, *options)
+            out, made = new(q, kv, qo_indptr, kv_indptr, *options, *pages)
             lse = made if lse is None else lse.copy_(made)
         else:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
-            into(q, kv, qo_indptr, kv_indptr, out, lse, *options)
+            into(q, kv, qo_indptr, kv_indptr, out, lse, *options, *pages, workspace)
         return (out, lse) if return_lse else out
 
     mla_decode.__doc__ = Dispatcher.mla_decode.__doc__

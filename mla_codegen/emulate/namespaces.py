@@ -73,7 +73,7 @@ COMMON = {
     ),
     **_pick(elementwise, "where maximum minimum add sub mul cast inline_asm_elementwise"),
     **_pick(shape, "expand_dims broadcast broadcast_to reshape ravel permute trans join interleave split gather"),
-    **_pick(reduce, "max min sum argmax argmin xor_sum reduce_or reduce cumsum"),
+    **_pick(reduce, "max min sum argmax argmin xor_sum reduce_or reduce cumsum associative_scan"),
     **MATH,
     **DTYPES,
     **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), lang.hint),

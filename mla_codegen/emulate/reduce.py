@@ -109,6 +109,20 @@ def reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: Any
     return results if many else results[0]
 
 
+def associative_scan(input: Any, axis: Any, combine_fn: Callable[..., Any], reverse: Any = False) -> Any:
+    """Running results along an axis, of any combine function of one tensor."""
+    x, at = _axis(input, axis)
+    stack = np.moveaxis(x.data, at, 0)
+    stack = stack[::-1] if getattr(reverse, "value", reverse) else stack
+    total, reach = stack, 1  # each element has taken in `reach` elements
+    while reach < len(stack):
+        more = combine_fn(Tensor(total[:-reach], x.dtype), Tensor(total[reach:], x.dtype)).data
+        total = np.concatenate([total[:reach], more])
+        reach *= 2
+    total = total[::-1] if getattr(reverse, "value", reverse) else total
+    return x.with_data(np.moveaxis(total, 0, at))
+
+
 def cumsum(input: Tensor, axis: Any = 0, reverse: Any = False, dtype: Any = None) -> Tensor:
     x, at = _axis(input, axis)
     data = np.flip(x.data, at) if reverse else x.data

@@ -14,6 +14,7 @@ from .stages import POINTER, Stage, stage1, stage2
 
 NAME = "hopper"
 GLUON = True
+BALANCED = True  # it has kernels whose programs share out the tiles of all query rows
 ALWAYS = frozenset({"exp2", "direct_out", "packed_fp8"})
 NEVER = {
     "fast_rcp": "it divides once a head and split, after the loop",
@@ -40,6 +41,7 @@ SM_BYTES, RESERVED = 233472, 1024  # shared memory of an SM, and what each progr
 # plain Triton with blocks of 64 heads (fp8: 434 and 797 us): with more heads than this it serves only when asked for.
 BF16_HEADS = 80
 V_ROWS = 16  # KV rows of V in registers at a time
+MERGE_RESIDENT = 8  # programs of stage 2 that share an SM, by their registers
 PARTIALS_AT_ONCE = 4096  # fp32 numbers of partials that 4 warps of stage 2 hold; 8 warps beyond
 
 
@@ -54,6 +56,9 @@ class Details:
     shares_sm      two programs fit an SM
     lse_bound      what `verify` lets LSE be off by, for scores of a few units: q as two fp8 numbers has 8 to 9 bits
     merge_splits   splits that stage 2 loads, a power of two; masked_splits: some of them do not exist
+    programs       of stage 1 that the device runs at once, of one head block
+    merge_places   programs of stage 2 that the device runs at once
+    partials_at_once   numbers that a program of stage 2 holds, where the splits are known at run time
     """
 
     compute: str
@@ -72,6 +77,9 @@ class Details:
     lse_bound: float
     merge_splits: int
     masked_splits: bool
+    programs: int
+    merge_places: int
+    partials_at_once: int
     column_blocks: int
     columns: int
     stage2_warps: int
@@ -145,8 +153,11 @@ def details(request: Request) -> Details:
     numbers = resources(request)
     assert isinstance(numbers, Resources)
     size = BYTES[request.kv]
-    merge_splits = 1 << ((request.splits or MAX_SPLITS) - 1).bit_length()
-    column_blocks = request.knobs.take("column_blocks", _column_blocks(merge_splits, request.latent))
+    head_blocks = -(-request.heads // HEADS_OF_A_BLOCK)
+    programs = max(1, request.target.compute_units * numbers.resident // head_blocks)
+    merge_splits = 1 << ((request.splits or 1) - 1).bit_length()
+    automatic = _column_blocks(merge_splits if request.splits else MAX_SPLITS, request.latent)
+    column_blocks = request.knobs.take("column_blocks", automatic)
     columns = request.latent // column_blocks
     box_rows = min(request.page_size or numbers.block_n, numbers.block_n)
     return Details(
@@ -166,6 +177,9 @@ def details(request: Request) -> Details:
         lse_bound=5e-3 if request.is_fp8 else 1e-3,
         merge_splits=merge_splits,
         masked_splits=request.splits != merge_splits,
+        programs=programs,
+        merge_places=request.target.compute_units * MERGE_RESIDENT,
+        partials_at_once=PARTIALS_AT_ONCE,
         column_blocks=column_blocks,
         columns=columns,
         stage2_warps=8 if merge_splits * columns > PARTIALS_AT_ONCE else 4,
@@ -184,9 +198,10 @@ def stages(kernel: Any) -> list[Stage]:
         )
     }
     first = stage1(kernel, tiles, turn_rows=kernel.block_n)
+    constants = {} if kernel.splits else {"COLUMN_BLOCKS": f.column_blocks}
     launched = {"num_warps": kernel.num_warps, "launch_pdl": True}
     merge = {"num_warps": f.stage2_warps, "launch_pdl": True}
-    return [replace(first, options=launched), *(replace(stage, options=merge) for stage in stage2(kernel))]
+    return [replace(first, options=launched), *(replace(stage, options=merge) for stage in stage2(kernel, constants))]
 
 
 def _column_blocks(splits: int, latent: int) -> int:

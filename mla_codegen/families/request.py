@@ -9,6 +9,7 @@ from ..targets import Target
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "fp8_e4m3fnuz": 1}
 NAMES = ("family", "splits", "block_n", "block_h", "num_warps", "num_stages", "waves_per_eu", "column_blocks")
+BALANCED_ROWS = 256  # query rows of a call that a balanced kernel shares out: every program looks at all of them
 Layer = tuple[Loc, str, Settings | None]
 
 
@@ -52,7 +53,8 @@ class Knobs:
 class Request:
     """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time.
 
-    `page_size`: KV rows of a page; None: the rows of a request are consecutive ones.
+    page_size  KV rows of a page; None: the rows of a request are consecutive ones
+    balanced   a kernel whose programs share out all query rows' tiles
     """
 
     target: Target
@@ -66,6 +68,7 @@ class Request:
     knobs: Knobs
     splits: int | None = None
     page_size: int | None = None
+    balanced: bool = False
 
     @property
     def row(self) -> int:

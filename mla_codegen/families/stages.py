@@ -29,7 +29,9 @@ class Stage:
     signature: Mapping[str, str]
     options: Mapping[str, Any]
     constants: Mapping[str, Any] = field(default_factory=dict)
-    unaligned: frozenset[str] = frozenset({"sm_scale", "batch", "q_len", "page_stride", "splits"})
+    unaligned: frozenset[str] = frozenset(
+        {"sm_scale", "batch", "q_len", "page_stride", "splits", "total_q", "programs"}
+    )
     pools: frozenset[str] = frozenset()
     turn_rows: int | None = None
 
@@ -52,7 +54,8 @@ def options_of(kernel: Any) -> dict[str, Any]:
 def stage1(kernel: Any, kv: Mapping[str, str], *, turn_rows: int, pools: frozenset[str] = frozenset()) -> Stage:
     """Stage 1 of the common call. `kv`: the arguments in the place of the KV and their types; `pools`: see `Stage`."""
     results = {"out": POINTER[kernel.out], "lse": "*fp32"}
-    partial = {"partial": "*fp32", "partial_lse": "*fp32"}
+    partial = {"partial": "*fp32", "partial_lse": "*fp32"} | ({"shares": "*i32"} if kernel.balanced else {})
+    at_run_time = ("total_q", "programs") if kernel.balanced else () if kernel.splits else ("splits",)
     table = {"kv_indices": "*i32", "kv_lens": "*i32", "page_stride": "i32"}
     left_out = ["kv_visible"] + ["kv_indptr"] * kernel.paged + ["kv_scale"] * (not kernel.kv.startswith("fp8"))
     return Stage(
@@ -62,7 +65,7 @@ def stage1(kernel: Any, kv: Mapping[str, str], *, turn_rows: int, pools: frozens
             "qo_indptr": "*i32", **(table if kernel.paged else {"kv_indptr": "*i32"}),
             **({"kv_scale": "*fp32"} if kernel.kv.startswith("fp8") else {}),
             "sm_scale": "fp32", "batch": "i32", "q_len": "i32", "stride_qt": "i32", "stride_qh": "i32",
-            **({} if kernel.splits else {"splits": "i32"}),
+            **dict.fromkeys(at_run_time, "i32"),
         },
         options_of(kernel),
         dict.fromkeys(left_out),
@@ -71,10 +74,10 @@ def stage1(kernel: Any, kv: Mapping[str, str], *, turn_rows: int, pools: frozens
     )  # fmt: skip
 
 
-def stage2(kernel: Any) -> list[Stage]:
-    """The merge of the splits; none where stage 1 writes the output itself."""
+def stage2(kernel: Any, constants: Mapping[str, Any] | None = None) -> list[Stage]:
+    """The merge of the splits; none where stage 1 writes the output itself. `constants`: see `Stage`."""
     if kernel.direct:
         return []
     signature = {"partial": "*fp32", "partial_lse": "*fp32", "out": POINTER[kernel.out], "lse": "*fp32"}
-    at_run_time = {} if kernel.splits else {"splits": "i32"}
-    return [Stage("stage2", signature | at_run_time, {"num_warps": kernel.stage2_warps})]
+    more = {"shares": "*i32"} if kernel.balanced else {} if kernel.splits else {"splits": "i32"}
+    return [Stage("stage2", signature | more, {"num_warps": kernel.stage2_warps}, constants or {})]

@@ -1,6 +1,7 @@
 """From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
 
 import importlib
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import triton
 
 from .choice import choice_of
 from .gluon import mismatch
-from .launch import Launch
+from .launch import Launch, current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
 
 DTYPES = {
@@ -22,6 +23,9 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
 INDEX = (torch.int32, torch.int64)
+SCALED = (tuple, list)  # how custom_kernel gets KV with its scale
+
+Splits = tuple[()] | tuple[int]  # what a kernel takes at run time: nothing, or how many
 
 
 class Build:
@@ -41,6 +45,7 @@ class Build:
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
         self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
+        self.forms = tuple(kv.split("_")[0] for kv in self.kv)  # what custom_kernel calls them
         self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
 
     def __str__(self) -> str:
@@ -69,6 +74,14 @@ def target_of(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+def full_device(device: torch.device | str | None) -> torch.device:
+    """A device with its index; None is the current GPU, or the CPU where kernels are interpreted."""
+    if device is None:
+        device = "cpu" if triton.knobs.runtime.interpret else "cuda"
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+
+
 class Dispatcher:
     """The calls of a `generated` package. `build_command` is what an error tells the user to run."""
 
@@ -76,7 +89,7 @@ class Dispatcher:
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int, int | None], Build] = {}
-        self._chosen: dict[tuple[int, str, int, int], tuple[ModuleType, int | None]] = {}
+        self._chosen: dict[tuple[Build, str, int, int, int | None], tuple[Callable[..., None], Splits]] = {}
         if triton.knobs.runtime.interpret:
             from . import interpreter
 
@@ -93,13 +106,14 @@ class Dispatcher:
         """
         q, kv_data, qo_indptr, kv_indptr, config = data
         build = self._build(q)
-        for name in build.kv:
-            form = kv_data.get(name.split("_")[0])
+        for form_name in build.forms:
+            form = kv_data.get(form_name)
             if form is not None:
                 break
         else:
             raise ValueError(f"kv_data offers {sorted(kv_data)}; {build.spec} was built for {', '.join(build.kv)} KV")
-        kv, kv_scale = form if isinstance(form, tuple | list) else (form, None)
+        kv, kv_scale = form if isinstance(form, SCALED) else (form, None)
+        kv_len = config.get("kv_seq_len")
         return self._decode(  # type: ignore[return-value]
             build,
             q,
@@ -109,10 +123,11 @@ class Dispatcher:
             None,
             config["sm_scale"],
             kv_scale,
-            config.get("kv_seq_len"),
+            kv_len,
             None,
             None,
             False,
+            None,
             None,
         )
 
@@ -133,6 +148,7 @@ class Dispatcher:
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
+        workspace: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Absorbed MLA decode of a ragged batch, its KV ragged too or in pages.
 
@@ -147,6 +163,9 @@ class Dispatcher:
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
         out          [total_q, heads, latent] contiguous, to write into
         lse          [total_q, heads] fp32 contiguous, to write into
+        workspace    contiguous memory of any type on q's device, from a multiple of 16 bytes on, `workspace_bytes` or
+                     more of it: scratch for this call, so that it allocates none. It may hold anything, and does so
+                     afterwards; calls that may run at the same time need one each
 
         Paged KV: kv is [pages, page_size, latent + rope] or that with a 1 before the last, and, int32 or int64,
         block_table  [batch, pages of the longest request or more], any row stride: the numbers of each request's pages
@@ -162,20 +181,9 @@ class Dispatcher:
         if kv_indptr is None or block_table is not None or kv_indices is not None or kv_lens is not None:
             pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
         return self._decode(
-            self._build(q, pages and pages.size),
-            q,
-            kv,
-            qo_indptr,
-            kv_indptr,
-            kv_visible,
-            sm_scale,
-            kv_scale,
-            max_kv_len,
-            out,
-            lse,
-            return_lse,
-            pages,
-        )
+            self._build(q, pages and pages.size), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale,
+            max_kv_len, out, lse, return_lse, workspace, pages,
+        )  # fmt: skip
 
     def result(self, q: torch.Tensor, paged_kv: torch.Tensor | None = None) -> tuple[tuple[int, int, int], torch.dtype]:
         """Shape and dtype of the output of a call with this q. `paged_kv`: the KV, where it is paged."""
@@ -184,6 +192,27 @@ class Dispatcher:
         page = None if paged_kv is None else page_size(paged_kv)
         build = self._serving.get((q.device, heads, row, page)) or self._find(q.device, heads, row, page)
         return (q.shape[0], build.heads, build.latent), build.out
+
+    def serving(self, device: torch.device | str | None = None, heads: int | None = None) -> list[Build]:
+        """The builds that serve calls on a device (None: the current GPU), of so many heads or of any.
+
+        Raises ValueError if there are none.
+        """
+        device = full_device(device)
+        models = dict.fromkeys((build.heads, build.latent + build.rope, build.page_size) for build in self.builds)
+        found: list[Build] = []
+        reasons: list[ValueError] = []
+        for model in models:
+            if heads in (None, model[0]):
+                try:
+                    found.append(self._find(device, *model))
+                except ValueError as reason:
+                    reasons.append(reason)
+        if reasons and not found:
+            raise reasons[0]
+        if not found:
+            raise ValueError(f"no kernel for {heads} heads; built for {', '.join(str(one) for one, *_ in models)}")
+        return found
 
     def _build(self, q: torch.Tensor, page: int | None = None) -> Build:
         if q.dim() != 3:
@@ -242,84 +271,94 @@ class Dispatcher:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
+        workspace: torch.Tensor | None,
         pages: Pages | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if pages is not None or kv_indptr is None:
             kv_indptr = qo_indptr  # paged: `pages` holds what was given, checked
         total_q, heads, row = q.shape
-        device = q.device
+        rows = kv.shape
+        index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
         batch = qo_indptr.numel() - 1
-        dtype = kv.dtype
-        name = NAMES.get(dtype)
+        name = NAMES.get(kv.dtype)
         if name not in build.kv:
-            name = self._kv_name(build, dtype)
+            name = self._kv_name(build, kv.dtype)
         if (
             q.dtype is not build.q
-            or q.stride(2) != 1
-            or kv.shape[-1] != row
+            or q.stride()[2] != 1
+            or rows[-1] != row
             or not kv.is_contiguous()
-            or (kv.dim() != 2 and pages is None and (kv.dim() != 3 or kv.shape[1] != 1))
-            or kv.device != device
-            or qo_indptr.device != device
-            or kv_indptr.device != device
-            or kv_indptr.shape != qo_indptr.shape
+            or (len(rows) != 2 and pages is None and (len(rows) != 3 or rows[1] != 1))
+            or kv.get_device() != index
+            or qo_indptr.get_device() != index
+            or kv_indptr.get_device() != index
+            or kv_indptr.numel() != batch + 1
             or qo_indptr.dim() != 1
+            or kv_indptr.dim() != 1
             or not qo_indptr.is_contiguous()
             or not kv_indptr.is_contiguous()
             or qo_indptr.dtype not in INDEX
             or kv_indptr.dtype not in INDEX
             or batch < 0
+            or (index < 0 and not q.device == kv.device == qo_indptr.device == kv_indptr.device)
         ):
             self._explain(build, q, kv, qo_indptr, kv_indptr)
+        if type(sm_scale) is not float:
+            sm_scale = float(sm_scale)  # an integer would be compiled in
         if kv_scale is not None:
-            kv_scale = self._scale(kv_scale, device)
+            kv_scale = self._scale(kv_scale, q.device)
         if kv_visible is not None and (
-            kv_visible.shape != (total_q,) or kv_visible.dtype is not torch.int32 or kv_visible.device != device
+            kv_visible.shape != (total_q,) or kv_visible.dtype is not torch.int32 or kv_visible.device != q.device
         ):
-            raise ValueError(f"kv_visible is {_describe(kv_visible)}; it must be int32 [{total_q}] on {device}")
+            raise ValueError(f"kv_visible is {_describe(kv_visible)}; it must be int32 [{total_q}] on {q.device}")
         shape = (total_q, heads, build.latent)
         if out is None:
-            out = torch.empty(shape, dtype=build.out, device=device)
-        elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != device:
-            raise ValueError(f"out is {_describe(out)}; it must be contiguous {build.out} of shape {shape} on {device}")
+            out = torch.empty(shape, dtype=build.out, device=q.device)
+        elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != q.device:
+            wanted = f"contiguous {build.out} of shape {shape} on {q.device}"
+            raise ValueError(f"out is {_describe(out)}; it must be {wanted}")
         if lse is None:
-            lse = torch.empty((total_q, heads), dtype=torch.float32, device=device)
+            if return_lse:  # else it lies in the scratch
+                lse = torch.empty((total_q, heads), dtype=torch.float32, device=q.device)
         elif (
             lse.shape != (total_q, heads)
             or lse.dtype is not torch.float32
             or not lse.is_contiguous()
-            or lse.device != device
+            or lse.device != q.device
         ):
-            wanted = f"contiguous fp32 of shape {(total_q, heads)} on {device}"
+            wanted = f"contiguous fp32 of shape {(total_q, heads)} on {q.device}"
             raise ValueError(f"lse is {_describe(lse)}; it must be {wanted}")
-        if total_q == 0:
-            return (out, lse) if return_lse else out
-        if batch == 0:
+        if total_q == 0 or batch == 0:
             out.zero_()
-            lse.fill_(float("-inf"))
-            return (out, lse) if return_lse else out
+            if lse is not None:
+                lse.fill_(float("-inf"))
+            return (out, lse) if return_lse else out  # type: ignore[return-value]
 
-        if kv_len is None:
-            kv_len = kv.shape[0] // batch if pages is None else guess_kv_len(pages, batch)
-        key = (id(build), name, total_q, kv_len)
-        chosen = self._chosen.get(key)
+        if pages is None:
+            where: tuple[torch.Tensor | None, ...] = (kv_indptr,)
+            mean = rows[0] // batch
+        else:  # how many of the pool's rows are theirs nobody says
+            where = (pages.indptr, pages.indices, pages.lens)
+            mean = guess_kv_len(pages, batch) if kv_len is None else kv_len
+        chosen = self._chosen.get((build, name, total_q, mean, kv_len))
         if chosen is None:
-            chosen = self._remember(build, name, total_q, kv_len)
-        module, splits = chosen
-        where = (kv_indptr,) if pages is None else pages[1:]
-        args = (q, kv, qo_indptr, *where, kv_visible, kv_scale, sm_scale, out, lse)
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                module.run(*args) if splits is None else module.run(*args, splits)
+            chosen = self._remember(build, name, total_q, mean, kv_len)
+        run, splits = chosen
+        if index >= 0 and index != current_device():
+            with torch.cuda.device(index):
+                run(q, kv, qo_indptr, *where, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
         else:
-            module.run(*args) if splits is None else module.run(*args, splits)
-        return (out, lse) if return_lse else out
+            run(q, kv, qo_indptr, *where, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
+        return (out, lse) if return_lse else out  # type: ignore[return-value]
 
-    def _remember(self, build: Build, name: str, total_q: int, kv_len: int) -> tuple[ModuleType, int | None]:
-        kernel, splits = build.choices[name].choose(total_q, kv_len)
+    def _remember(
+        self, build: Build, name: str, total_q: int, mean: int, longest: int | None
+    ) -> tuple[Callable[..., None], Splits]:
+        kernel, splits = build.choices[name].choose(total_q, mean, longest)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
-        chosen = self._chosen[id(build), name, total_q, kv_len] = (build.kernel(kernel), splits)
+        chosen = (build.kernel(kernel).run, () if splits is None else (splits,))
+        self._chosen[build, name, total_q, mean, longest] = chosen
         return chosen
 
     def _kv_name(self, build: Build, dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 
-from .calls import DTYPES, Build, Dispatcher
+from .calls import DTYPES, Build, Dispatcher, full_device
 from .launch import ON_AMD, RANGE
 
 PAGES = ("table", "list", "rows")  # ways to give the pages of paged KV
@@ -41,18 +41,21 @@ class Call:
     index: torch.dtype
     scaled: bool
     visible: bool
+    rows: int  # query rows: kernels that merge any number of splits have one stage 2 for few and one for many
     large: bool  # a KV pool that AMD's 32-bit offsets do not reach over
     pages: str = ""  # how paged KV is given, see `PAGES`
 
     def run(self, device: torch.device, pool: torch.Tensor | None) -> None:
-        """One query row over one KV row, which for a large call lies in `pool`; paged KV is one page."""
+        """Query rows over one KV row, which for a large call lies in `pool`; paged KV is one page."""
         build, row = self.build, self.build.latent + self.build.rope
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             dtype = DTYPES[self.kv]
             size = row * dtype.itemsize * (build.page_size or 1)
             memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
             kv = memory[:size].zero_().view(dtype).view(-1, row)
-            q = torch.zeros((1, build.heads, row), dtype=build.q, device=device)
+            rows = self.rows
+            q = torch.zeros((rows, build.heads, row), dtype=build.q, device=device)
+            q_ends = torch.tensor([0, rows], dtype=self.index, device=device)
             ends = torch.tensor([0, 1], dtype=self.index, device=device)
             where: tuple[torch.Tensor | None, ...] = (ends,)
             if build.page_size is not None:
@@ -60,11 +63,11 @@ class Call:
                 numbers = torch.zeros((1, 1), dtype=torch.int32, device=device)
                 lens = None if self.pages == "rows" else torch.ones(1, dtype=torch.int32, device=device)
                 where = (None, numbers, lens) if self.pages == "table" else (ends, numbers.view(1), lens)
-            visible = torch.ones(1, dtype=torch.int32, device=device) if self.visible else None
+            visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
             scale = torch.ones(1, device=device) if self.scaled else None
-            out = torch.empty((1, build.heads, build.latent), dtype=build.out, device=device)
-            lse = torch.empty((1, build.heads), device=device)
-            args = (q, kv, ends, *where, visible, scale, 1.0, out, lse)
+            out = torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device)
+            lse = torch.empty((rows, build.heads), device=device)
+            args = (q, kv, q_ends, *where, visible, scale, 1.0, out, lse)
             run = build.kernel(self.kernel).run
             run(*args) if self.splits is None else run(*args, self.splits)
 
@@ -83,10 +86,10 @@ def calls(
             scales = (kv.startswith("fp8"),) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
             ways = [way for way in pages if way != "rows" or build.page_size == 1] if build.page_size else [""]
-            for (kernel, splits), index, scale, seen, large, way in itertools.product(
+            for (kernel, splits, rows), index, scale, seen, large, way in itertools.product(
                 choice.kernels(), indices, scales, visible, pools, ways
             ):
-                found.append(Call(build, kernel, splits, kv, index, scale, seen, large, way))
+                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large, way))
     return found
 
 
@@ -115,22 +118,8 @@ def warmup(
     Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; ValueError if
     no build serves the device.
     """
-    if device is None:
-        device = "cpu" if triton.knobs.runtime.interpret else torch.device("cuda", torch.cuda.current_device())
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    serving: list[Build] = []
-    reasons: list[ValueError] = []
-    kinds = [(build.heads, build.latent + build.rope, build.page_size) for build in dispatcher.builds]
-    for kind in dict.fromkeys(kinds):
-        try:
-            serving.append(dispatcher._find(device, *kind))
-        except ValueError as reason:
-            reasons.append(reason)
-    if reasons and not serving:
-        raise reasons[0]
-    todo = calls(serving, indices, scaled, visible, pages)
+    device = full_device(device)
+    todo = calls(dispatcher.serving(device), indices, scaled, visible, pages)
     if triton.knobs.runtime.interpret:
         threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
     for call in todo:  # imports take Python's lock: before the threads

@@ -141,8 +141,8 @@ def test_every_shipped_spec_bundles_into_the_folder_s_code(name: str) -> None:
     texts = [bundle_module._reworded(text) for text in render_kernels(list(plan.kernels))]
     kernels = [parse_module(kernel.name, text) for kernel, text in zip(plan.kernels, texts, strict=True)]
     helpers = [parse_module("splits", (ROOT / "mla_codegen" / "runtime" / "splits.py").read_text(encoding="utf-8"))]
-    if any(kernel.given for kernel in kernels):
-        helpers.append(parse_module("descriptors", bundle_module.render_part("bundle/tiles.py.jinja")))
+    used = {module for kernel in kernels for module in kernel.given.values()}
+    helpers += [parse_module(part, bundle_module.render_part(bundle_module.PARTS[part])) for part in sorted(used)]
     merged = merge([*helpers, *kernels])
     for module in (*helpers, *kernels):
         old_names = {new: old for (where, old), new in merged.names.items() if where == module.name}

@@ -39,6 +39,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna4
 
+from ..runtime.scratch import carve
+
 HEADS = gl.constexpr(40)
 LATENT = gl.constexpr(256)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
@@ -291,7 +293,12 @@ def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale
     gl.store(lse + head, log_sum * LN2, mask=head < HEADS)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
+def scratch(total_q):
+    """Numbers of the scratch: the LSE, if the caller does not want it."""
+    return (total_q * HEADS.value,)
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 40, 320] bf16, last stride 1
@@ -300,10 +307,14 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 40, 256] bf16, contiguous; all of it is written
-    lse         [total_q, 40] fp32, natural log; all of it is written
+    lse         [total_q, 40] fp32, natural log; all of it is written. None: the caller does not want it
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
+    batch = qo_indptr.numel() - 1
+    stride_qt, stride_qh, _ = q.stride()
+    if lse is None:
+        (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q * HEAD_BLOCKS.value,)](
         q,
         kv,
@@ -316,8 +327,8 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse):
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         num_warps=8,
         waves_per_eu=2,
     )

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..runtime.scratch import carve
+
 HEADS = tl.constexpr(16)
 LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = tl.constexpr(64)  # its last columns: key only
@@ -261,7 +263,13 @@ def stage2(partial, partial_lse, out, lse, splits):
 KV_DTYPE = torch.int32  # the rows' bytes, as stage 1 reads them
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits):
+def scratch(total_q, splits):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * splits
+    return parts * LATENT.value, parts, total_q * HEADS.value
+
+
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -270,13 +278,14 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    partial = torch.empty((total_q, HEADS.value, splits, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, splits), dtype=torch.float32, device=q.device)
+    batch = qo_indptr.numel() - 1
+    stride_qt, stride_qh, _ = q.stride()
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q, splits))
     stage1[(total_q * splits,)](
         q,
         kv.view(KV_DTYPE),
@@ -289,11 +298,11 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         splits,
         num_warps=4,
         num_stages=2,
         waves_per_eu=2,
     )
-    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, lse, splits, num_warps=4)
+    stage2[(total_q * HEADS.value,)](partial, partial_lse, out, unwanted if lse is None else lse, splits, num_warps=4)

@@ -40,6 +40,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.descriptors import Tiles, aligned  # first: it says so where Triton's Gluon is not the one needed
+from ..runtime.scratch import carve
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -67,9 +68,7 @@ V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
 FP8_MAX = gl.constexpr(448.0)
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-ALL_SPLITS = gl.constexpr(256)  # the most splits there can be
-COLUMN_BLOCKS = gl.constexpr(8)  # programs of stage 2 that share a head's columns
-COLUMNS = gl.constexpr(64)  # columns of each
+PARTIALS_AT_ONCE = gl.constexpr(4096)  # numbers that a program of stage 2 holds
 
 # Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
 SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
@@ -368,27 +367,35 @@ def stage1(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def stage2(partial, partial_lse, out, lse, splits):
-    """Merge the splits of one query row and head, COLUMNS of its columns.
+def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
+    """Merge the splits of one query row and head, a block of its columns, some splits at a time.
 
     Launched as a dependent of stage 1, so that it is on the SMs early. A split that had no rows left its partial
     unwritten (perhaps NaN). Such a partial is loaded, because its address is good and waiting for the LSE first would
     cost a memory latency, but not used.
     """
+    COLUMNS: tl.constexpr = LATENT // COLUMN_BLOCKS
+    AT_ONCE: tl.constexpr = PARTIALS_AT_ONCE // COLUMNS
     column_block = tl.program_id(0) % COLUMN_BLOCKS
     at = (tl.program_id(0) // COLUMN_BLOCKS).to(tl.int64)  # query row * HEADS + head
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
-    split = tl.arange(0, ALL_SPLITS)
-    exists = split < splits
-    place = at * splits + split
     gdc_wait()
-    parts = tl.load(partial_lse + place, mask=exists, other=float("-inf"))
-    acc = tl.load(partial + place[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
-    m = tl.max(parts, 0)
-    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
-    weights = tl.math.exp2(parts - m)
-    total = tl.sum(weights, 0)
-    acc = tl.sum(tl.where((weights > 0)[:, None], acc, 0.0) * weights[:, None], 0)
+    m = float("-inf")
+    total = 0.0
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, splits, AT_ONCE):
+        split = start + tl.arange(0, AT_ONCE)
+        exists = split < splits
+        place = at * splits + split
+        parts = tl.load(partial_lse + place, mask=exists, other=float("-inf"))
+        rows = tl.load(partial + place[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
+        m_new = tl.maximum(m, tl.max(parts, 0))
+        seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
+        shrink = tl.math.exp2(m - seen)
+        weights = tl.math.exp2(parts - seen)
+        total = total * shrink + tl.sum(weights, 0)
+        acc = acc * shrink + tl.sum(tl.where((weights > 0)[:, None], rows, 0.0) * weights[:, None], 0)
+        m = m_new
     tl.store(out + at * LATENT + columns, acc / tl.where(total > 0, total, 1.0))
     log_sum = tl.where(total > 0, (m + tl.math.log2(total)) * LN2, float("-inf"))
     tl.store(lse + at, log_sum, mask=column_block == 0)
@@ -397,7 +404,15 @@ def stage2(partial, partial_lse, out, lse, splits):
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, splits):
+def scratch(total_q, splits):
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * splits
+    return parts * LATENT.value, parts, total_q * HEADS.value
+
+
+def run(
+    q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None
+):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -409,15 +424,15 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
     kv_visible  [total_q] int32, KV rows that each query row sees, or None: causal
     kv_scale    [1] fp32 or None: 1
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
-    lse         [total_q, 16] fp32, natural log; all of it is written
+    lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
+    workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
     """
     total_q = q.shape[0]
-    batch = qo_indptr.shape[0] - 1
-    q = aligned(q)
+    batch = qo_indptr.numel() - 1
+    q, stride_qt, stride_qh = aligned(q)
     kv_latent, kv_rope = KV_TILES.of(kv)
-    partial = torch.empty((total_q, HEADS.value, splits, LATENT.value), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((total_q, HEADS.value, splits), dtype=torch.float32, device=q.device)
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q, splits))
     stage1[(total_q * splits,)](
         q,
         kv_latent,
@@ -433,13 +448,15 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
         sm_scale,
         batch,
         max(1, total_q // batch),
-        q.stride(0),
-        q.stride(1),
+        stride_qt,
+        stride_qh,
         kv_indices.stride(0),
         splits,
         num_warps=4,
         launch_pdl=True,
     )
-    stage2[(total_q * HEADS.value * COLUMN_BLOCKS.value,)](
-        partial, partial_lse, out, lse, splits, num_warps=8, launch_pdl=True
+    heads = total_q * HEADS.value
+    column_blocks = 8 if heads * 8 <= 1056 else 1  # few heads: more programs hide the latency
+    stage2[(heads * column_blocks,)](
+        partial, partial_lse, out, unwanted if lse is None else lse, splits, column_blocks, num_warps=4, launch_pdl=True
     )

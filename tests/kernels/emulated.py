@@ -12,7 +12,7 @@ from harness import Got, make_plans
 from mla_codegen import emulate
 from mla_codegen.plan import KernelPlan
 from mla_codegen.reference import Case
-from mla_codegen.verify import emulated
+from mla_codegen.verify import emulated, runtime_of
 from mla_codegen.write import fresh_build, publish
 
 
@@ -33,26 +33,33 @@ class Emulated:
         """The plan of the kernel whose name ends so: `any`, `any_direct`, `b2_kv256`, ..."""
         return next(kernel for kernel in self.plan.kernels if kernel.name.endswith(f"_{part}"))
 
-    def run(self, part: str, case: Case, splits: int | None = None, *, kv_visible: torch.Tensor | None = None) -> Got:
-        """(out, LSE) of the kernel `part`."""
+    def module(self, part: str) -> ModuleType:
         kernel = self.kernel(part)
         if kernel.name not in self._modules:
             self._modules[kernel.name] = emulated(str(self.folder), f"{self.package}.{self.plan.name}.{kernel.name}")
-        return launch(self._modules[kernel.name], kernel, case, splits, kv_visible)
+        return self._modules[kernel.name]
+
+    def run(self, part: str, case: Case, splits: int | None = None, **options: torch.Tensor | None) -> Got:
+        """(out, LSE) of the kernel `part`. `options`: kv_visible, workspace."""
+        return launch(self.module(part), self.kernel(part), case, splits, **options)
 
     def run_changed(self, part: str, old: str, new: str, case: Case, splits: int | None = None) -> Got:
         """The same with a fault planted into the kernel's text: `old`, which must be there, becomes `new`."""
         kernel = self.kernel(part)
         path = f"{self.plan.name}/{kernel.name}.py"
         assert old in self.files[path], f"{path} has no {old!r}"
-        module = emulate.load(self.files[path].replace(old, new), "changed")
-        if hasattr(module, "torch"):
-            module.torch.empty = lambda *args, **kwargs: torch.empty(*args, **kwargs)
-        return launch(module, kernel, case, splits, None)
+        name = f"{self.package}.{self.plan.name}.{kernel.name}"
+        module = emulate.load(self.files[path].replace(old, new), name, package=runtime_of(name))
+        return launch(module, kernel, case, splits)
 
 
 def launch(
-    module: ModuleType, kernel: KernelPlan, case: Case, splits: int | None, kv_visible: torch.Tensor | None
+    module: ModuleType,
+    kernel: KernelPlan,
+    case: Case,
+    splits: int | None,
+    kv_visible: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> Got:
     """(out, LSE) of one call. Both hold NaN before, and count as unwritten."""
     shape = (case.q.shape[0], kernel.heads, kernel.latent)
@@ -69,6 +76,7 @@ def launch(
         sm_scale=case.sm_scale,
         out=out,
         lse=lse,
+        workspace=workspace,
         **given,
     )
     assert not emulate.unwritten(out).any() and not emulate.unwritten(lse).any()

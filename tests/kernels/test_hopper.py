@@ -91,6 +91,27 @@ def test_splits_at_run_time(build: Build, form: Form) -> None:
 
 
 @each_kv
+def test_balanced(build: Build, form: Form) -> None:
+    """Long beside short and empty requests, several query rows that the guess misses, rows of no request."""
+    kernels = build(form, heads=20)
+    case = make_case([700, 0, 1, 65, 130], q_lens=[1, 1, 3, 1, 2], heads=20, kv_dtype=form.kv, seed=9)
+    held(kernels.run("balanced", case), case, form)
+
+
+@each_kv
+def test_balanced_sees_what_it_is_told(build: Build, form: Form) -> None:
+    """`kv_visible`, int64 ranges, no scale; a query row behind the last request's gives 0 and -inf."""
+    kernels = build(form)
+    case = make_case([300, 80, 7], kv_scale=None, kv_dtype=form.kv, index=torch.int64, seed=10)
+    owned = Case(case.q[:2], case.kv, case.qo_indptr[:3], case.kv_indptr[:3], case.sm_scale, None)
+    rest = Case(case.q, case.kv, case.qo_indptr[:3], case.kv_indptr[:3], case.sm_scale, None)
+    visible = torch.tensor([1000, 80, 5], dtype=torch.int32)
+    out, lse = kernels.run("balanced", rest, kv_visible=visible)
+    held((out[:2], lse[:2]), owned, form)
+    assert (out[2] == 0).all() and (lse[2] == float("-inf")).all()
+
+
+@each_kv
 @pytest.mark.parametrize("heads", [1, 20, 48])
 def test_head_counts(build: Build, form: Form, heads: int) -> None:
     kernels = build(form, 2, heads=heads)

@@ -59,7 +59,7 @@ def test_the_same_bits_as_ragged(build: Callable[..., Emulated], kv: str, block_
     kernels, ragged = build(kv, page_size, block_n=block_n), build(kv, None, block_n=block_n)
     case = make_case(LENS, kv_dtype=kv)
     paged = in_pages(case, page_size, seed=page_size)
-    for part, form, splits in (("any_direct", "table", None), ("any", "list", 3)):
+    for part, form, splits in (("any_direct", "table", None), ("any", "list", 3), ("balanced", "table", None)):
         got = decode(kernels, part, paged, form, splits)
         check(got, case, bound=EXACT, lse_bound=LSE[kv])
         want = ragged.run(part, case, splits)
@@ -77,6 +77,7 @@ def test_several_query_rows(build: Callable[..., Emulated], kv: str) -> None:
     got = decode(kernels, "any_direct", paged, "table", kv_visible=visible)
     want = build(kv, None, block_n=64).run("any_direct", case, kv_visible=visible)
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    check(decode(kernels, "balanced", paged, "list"), case, bound=EXACT, lse_bound=LSE[kv])
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3fn"])

@@ -64,6 +64,8 @@ def test_opcheck(package: SimpleNamespace, device: str, kv: str) -> None:
     visible = torch.tensor([3, 2], dtype=torch.int32, device=device)
     arguments = (*tensors, out, lse, case.sm_scale, case.kv_scale, visible, 40)
     torch.library.opcheck(package.ops.mla_decode_into.default, arguments)
+    workspace = torch.zeros(4096, dtype=torch.float32, device=device)  # zeros: opcheck compares, and NaN is not NaN
+    torch.library.opcheck(package.ops.mla_decode_into.default, (*arguments, None, None, None, workspace))
 
 
 def test_the_schema_declares_what_is_written(package: SimpleNamespace) -> None:
@@ -71,18 +73,26 @@ def test_the_schema_declares_what_is_written(package: SimpleNamespace) -> None:
         name: [argument.name for argument in getattr(package.ops, name).default._schema.arguments if argument.is_write]
         for name in ("mla_decode", "mla_decode_into")
     }
-    assert written == {"mla_decode": [], "mla_decode_into": ["out", "lse"]}
+    assert written == {"mla_decode": [], "mla_decode_into": ["out", "lse", "workspace"]}
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_without_a_break_it_gives_the_same_bits(package: SimpleNamespace, device: str, backend: str) -> None:
+    workspace = torch.empty(1 << 16, dtype=torch.uint8, device=device)
+
     def step(q: torch.Tensor, case: Case, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
         new, lse = package.mla_decode(
             q * 2, case.kv, case.qo_indptr, case.kv_indptr, return_lse=True, **given(case)
         )  # fmt: skip
         package.mla_decode(q, case.kv, case.qo_indptr, case.kv_indptr, out=out, **given(case))
-        return new + 1, lse, out * 2
+        third = package.mla_decode(
+            out[:, :, :1] + q, case.kv, case.qo_indptr, case.kv_indptr, workspace=workspace, **given(case)
+        )  # fmt: skip
+        fourth = package.mla_decode(
+            q, case.kv, case.qo_indptr, case.kv_indptr, workspace=workspace, **given(case)
+        )  # fmt: skip
+        return new + 1, lse, out * 2, third - fourth
 
     compiled = torch.compile(step, fullgraph=True, backend=backend)
     for lens, q_lens in (([40, 3], 1), ([7, 50, 0], [1, 3, 2])):  # the second call has other shapes

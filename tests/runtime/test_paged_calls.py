@@ -3,12 +3,17 @@
 import importlib
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from steps import capture
 
 from mla_codegen.bundle import Refused, bundle
 from mla_codegen.plan import Plan, make_plan
@@ -168,23 +173,63 @@ def test_operators(package: SimpleNamespace, form: str) -> None:
     rows = case.ragged
     kv_indptr, indices, lens = case.lists(form)
     table, indices = (indices, None) if form == "table" else (None, indices)
-    options = (rows.sm_scale, rows.kv_scale, None, None, table, indices, lens)
+    options, pages = (rows.sm_scale, rows.kv_scale, None, None), (table, indices, lens)
     tensors = (rows.q, case.kv.view(torch.uint8), rows.qo_indptr, kv_indptr)
-    torch.library.opcheck(package.ops.mla_decode.default, (*tensors, *options))
+    torch.library.opcheck(package.ops.mla_decode.default, (*tensors, *options, *pages))
     out = torch.empty(2, HEADS, LATENT, dtype=torch.bfloat16, device=DEVICE)
     lse = torch.empty(2, HEADS, device=DEVICE)
-    torch.library.opcheck(package.ops.mla_decode_into.default, (*tensors, out, lse, *options))
+    torch.library.opcheck(package.ops.mla_decode_into.default, (*tensors, out, lse, *options, *pages))
     given = by_table(case) if form == "table" else by_list(case)
     want = package.decode(**given)
     assert torch.equal(package.op(**given), want)
     assert torch.equal(torch.compile(package.op, fullgraph=True, backend="aot_eager")(**given), want)
 
 
+def test_a_workspace(package: SimpleNamespace) -> None:
+    """Scratch of the caller's, of the size that is asked for, for paged calls as for ragged ones."""
+    size = package.dispatch.workspace_bytes(2, device=DEVICE)
+    space = torch.full((size,), 0x7F, dtype=torch.uint8, device=DEVICE)
+    case = make(16)
+    for decode in (package.decode, package.op):
+        out, lse = decode(**by_table(case), workspace=space, return_lse=True)
+        assert right(out, case) and lse.isfinite().all()
+        assert torch.equal(out, package.decode(**by_table(case)))
+
+
 def test_warmup(package: SimpleNamespace) -> None:
     """Each kernel, of paged KV in each way that its pages may be given."""
-    kernels = 3  # a KV type: a shape and two general kernels
+    kernels = 4  # a KV type: a shape, and the general kernels, for one split, and for several of few and of many rows
     assert package.dispatch.warmup(progress=None) == kernels * (1 + 3 + 2 * 2)
     assert package.dispatch.warmup(progress=None, pages=("table",)) == kernels * (1 + 1 + 2)
+
+
+@pytest.mark.parametrize("form", ["table", "list"])
+def test_graphs_follow_the_buffers(package: SimpleNamespace, form: str) -> None:
+    """Captured at one set of lengths and pages, replayed at others; on a CPU the same steps run eagerly."""
+    first, *later = (make(16, lens=lens) for lens in ([40, 3], [7, 90], [0, 64], [100, 1]))
+    big = make(16, lens=[112, 112])  # buffers with room for each
+    given = by_table(big) if form == "table" else by_list(big)
+    buffers = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
+    if form == "table":
+        buffers["block_table"] = big.table.clone()[:, : big.width]
+    out = torch.empty(2, HEADS, LATENT, dtype=torch.bfloat16, device=DEVICE)
+
+    def fill(case: PagedCase) -> None:
+        for name, value in (by_table(case) if form == "table" else by_list(case)).items():
+            if name == "block_table":
+                buffers[name].fill_(2147480000)[:, : value.shape[1]] = value
+            elif name in buffers:
+                buffers[name][: value.shape[0]] = value
+
+    fill(first)
+    replay = capture(
+        lambda: package.decode(**buffers, sm_scale=first.ragged.sm_scale, max_kv_len=64, out=out), torch.device(DEVICE)
+    )
+    for case in (first, *later):
+        fill(case)
+        out.fill_(float("nan"))
+        replay()
+        assert right(out, case)
 
 
 @pytest.mark.gpu
