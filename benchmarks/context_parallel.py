@@ -55,7 +55,7 @@ class Bench:
         runtime = importlib.import_module(f"{options.package}.runtime.context_parallel")
         peers = None
         if options.exchange == "peers":
-            form = (4 * max(options.batch), options.heads, self.build.latent, self.build.out)
+            form = (4 * max(16, *options.batch), options.heads, self.build.latent, self.build.out)
             peers = runtime.PeerMemory(*form, self.device)
         self.parallel = functools.partial(runtime.ContextParallel, self.dispatcher, peers=peers)
 

@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Soak:
         model = plan.spec.model
         self.pool = Pool(
             model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, self.kinds,
-            2 * options.rows + 1000, options.seed, self.where,
+            1000 + max(2 * options.rows, *(batch * kv_len for batch, kv_len in self.shapes)), options.seed, self.where,
         )  # fmt: skip
         self.q, self.out = TORCH[plan.spec.dtypes.q], TORCH[plan.spec.dtypes.out]
         self.bounds: dict[str, tuple[float, float]] = {}
@@ -82,6 +83,7 @@ class Soak:
         self.worst: dict[str, Any] = {
             kv: {"error": 0.0, "row_error": 0.0, "lse_error": 0.0, "calls": 0} for kv in self.kinds
         }
+        self.served: Counter[str] = Counter()
         self.reference = {"error": 0.0, "lse_error": 0.0, "checks": 0}
 
     def warm_up(self) -> None:
@@ -93,6 +95,7 @@ class Soak:
     def start(self, index: int) -> tuple[Drawn, torch.Tensor]:
         """Make the call: what was drawn, and its differences, which are still on the device."""
         drawn = draw(self.options.seed, index, self.kinds, self.shapes, self.limits)
+        self.served[self.kernel(drawn)] += 1
         call = make(drawn, self.pool, self.q, self.out, self.options.seed)
         got = self.decode(call)
         want = attention(call, self.pool.latent)
@@ -104,6 +107,13 @@ class Soak:
             if not max(error, lse_error) <= REFERENCE_BOUND:
                 raise Wrong(drawn, f"the reference is off float64 by {error:.1e}, its LSE by {lse_error:.1e}")
         return drawn, differences((got[0], want[1] if got[1] is None else got[1]), want)
+
+    def kernel(self, drawn: Drawn) -> str:
+        """The kernel that serves a call."""
+        if not drawn.total_q:
+            return "none"
+        (build,) = self.dispatch.DISPATCHER.builds
+        return build.choices[drawn.kv].choose(drawn.total_q, drawn.kv_rows // len(drawn.lens), drawn.hint)[0]
 
     def decode(self, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(out, LSE if the call gives one)."""
@@ -215,7 +225,12 @@ def main(given: list[str] | None = None) -> int:
                 found["failure"] = {"why": "; ".join(faults)}
         except Wrong as wrong:
             found["failure"] = {"why": str(wrong), "drawn": wrong.drawn.describe()}
-    found |= {"worst": soak.worst, "reference": soak.reference, "bounds": soak.bounds}
+    found |= {
+        "served": dict(soak.served.most_common()),
+        "worst": soak.worst,
+        "reference": soak.reference,
+        "bounds": soak.bounds,
+    }
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for kv, worst in soak.worst.items():

@@ -34,6 +34,7 @@ class Drawn:
 
     ahead, behind   query rows of no request, before the first and after the last
     guard           KV rows before the first request and after the last; they hold NaN if `poison`
+    room            rows that the KV tensor has at least: their mean a request is part of the choice of the kernel
     offset          where in the pool the KV rows begin, from 0 to 1
     visible         kv_visible is given; scaled: kv_scale is; into: out and lse are, holding NaN
     """
@@ -45,6 +46,7 @@ class Drawn:
     ahead: int
     behind: int
     guard: int
+    room: int
     offset: float
     hint: int | None
     sm_factor: float
@@ -56,6 +58,10 @@ class Drawn:
     three_dimensions: bool
     into: bool
     return_lse: bool
+
+    @property
+    def kv_rows(self) -> int:
+        return max(self.room, sum(self.lens) + 2 * self.guard)
 
     @property
     def total_q(self) -> int:
@@ -92,6 +98,7 @@ def draw(seed: int, index: int, kinds: list[str], shapes: list[Shape], limits: L
     hints = [None, None, max(lens, default=0), rng.randint(0, 100_000)]
     rare = rng.random() < 0.15  # together, so that kernels meet few kinds of arguments: each is a compilation
     padded = rng.random() < 0.1
+    room = shape[0] * shape[1] if shape and rng.random() < 0.7 else 0
     return Drawn(
         index=index,
         kv=kv,
@@ -100,10 +107,11 @@ def draw(seed: int, index: int, kinds: list[str], shapes: list[Shape], limits: L
         ahead=rng.randint(0, 3) if padded else 0,
         behind=rng.randint(0, 30) if padded else 0,
         guard=rng.choice((0, 3, 200)),
+        room=room,
         offset=rng.random(),
         hint=shape[1] if shape else rng.choice(hints),
         sm_factor=rng.uniform(0.3, 1.0),
-        poison=rng.random() < 0.15,
+        poison=not room and rng.random() < 0.15,
         visible=rare,
         scaled=kv.startswith("fp8") and rng.random() < 0.9,
         int64=rare,
@@ -150,7 +158,7 @@ def make(drawn: Drawn, pool: Pool, q_dtype: torch.dtype, out_dtype: torch.dtype,
     generator = torch.Generator(where).manual_seed(seed * 1_000_003 + drawn.index)
     shape = (drawn.total_q, heads + 16, row + 64) if drawn.strided else (drawn.total_q, heads, row)
     q = torch.randn(shape, device=where, generator=generator).to(q_dtype)[:, :heads, :row]
-    total = sum(drawn.lens) + 2 * drawn.guard
+    total = drawn.kv_rows
     rows = pool.rows[drawn.kv]
     first = int(drawn.offset * (len(rows) - total))
     kv = rows[first : first + total]

@@ -31,7 +31,20 @@ def test_one_kernel_a_kv_type_serves_every_call() -> None:
         choice = found.choice(kv)
         chosen = {choice.choose(rows, kv_len) for rows in (1, 4, 64, 5000) for kv_len in (0, 1024, 10**6)}
         assert chosen == {(f"{kv}_invariant", None)}
-        assert choice.kernels() == [(f"{kv}_invariant", None)]
+        assert {choice.choose(64, 4096, longest) for longest in (None, 1, 10**6)} == chosen
+        assert choice.kernels() == [(f"{kv}_invariant", None, 1)]
+        assert list(choice.largest(500)) == [(f"{kv}_invariant", 500, None)]
+
+
+def test_there_is_no_balanced_kernel() -> None:
+    """Its shares follow the whole batch. Ordinary specs of the target have it."""
+    defaults = {"optimizations": ["exp2"]}
+    spec = {"target": "sm_90", "shapes": SHAPES, "defaults": defaults}
+    assert any(kernel.balanced for kernel in plan_of(spec_of(**spec)).kernels)
+    found = plan_of(spec_of(**spec, batch_invariant=True))
+    assert [kernel.family for kernel in found.kernels] == ["hopper", "hopper"]
+    assert not any(kernel.balanced for kernel in found.kernels)
+    assert found.choice("bf16").choose(64, 1000, 100_000) == ("bf16_invariant", None)
 
 
 def test_false_is_an_ordinary_spec() -> None:
@@ -50,7 +63,7 @@ SPLITS = [
 @pytest.mark.parametrize(("settings", "splits", "source"), SPLITS, ids=[case[2] for case in SPLITS])
 def test_where_the_number_of_splits_comes_from(settings: dict[str, Any], splits: int | None, source: str) -> None:
     kernel = plan(defaults=DEFAULTS | settings).invariant("bf16")
-    automatic = shared_splits([(4, 1024), (64, 8192)], kernel.places, kernel.block_n)
+    automatic = shared_splits([(4, 1024), (64, 8192)], *kernel.occupancy, kernel.block_n)
     assert kernel.splits == (splits or automatic)
     assert (kernel.resolved["splits"].value, kernel.resolved["splits"].source) == (kernel.splits, source)
     assert f"SPLITS = tl.constexpr({kernel.splits})" in render_kernel(kernel)
@@ -64,23 +77,23 @@ def test_one_split_writes_the_output_itself() -> None:
 
 @pytest.mark.parametrize(("programs", "kv_len"), [(1, 131072), (4, 1024), (64, 8192), (300, 500), (7, 0)])
 def test_the_number_for_one_shape_is_the_split_rules(programs: int, kv_len: int) -> None:
-    assert shared_splits([(programs, kv_len)], 128, 32) == choose_splits(programs, kv_len, 128, 32)
+    assert shared_splits([(programs, kv_len)], 128, 1, 32) == choose_splits(programs, kv_len, 128, 1, 32)
 
 
 def test_the_number_for_several_shapes_loses_least_over_all() -> None:
-    shapes, places, block_n = [(4, 1024), (64, 8192), (256, 8192)], 264, 64
+    shapes, device = [(4, 1024), (64, 8192), (256, 8192)], (132, 2, 64)
 
     def loss(splits: int) -> float:
         product = 1.0
         for programs, kv_len in shapes:
-            tiles = kv_len // block_n
-            every = [cost(n, programs, tiles, places, block_n) for n in range(1, MAX_SPLITS + 1)]
-            product *= cost(splits, programs, tiles, places, block_n) / min(every)
+            tiles = kv_len // device[2]
+            every = [cost(n, programs, tiles, *device) for n in range(1, MAX_SPLITS + 1)]
+            product *= cost(splits, programs, tiles, *device) / min(every)
         return product
 
-    found = shared_splits(shapes, places, block_n)
+    found = shared_splits(shapes, *device)
     assert all(loss(found) <= loss(other) * (1 + 1e-9) for other in range(1, MAX_SPLITS + 1))
-    alone = {choose_splits(programs, kv_len, places, block_n) for programs, kv_len in shapes}
+    alone = {choose_splits(programs, kv_len, *device) for programs, kv_len in shapes}
     assert min(alone) < found < max(alone)
 
 

@@ -58,7 +58,18 @@ def test_draws_are_the_same_again_and_keep_to_the_limits() -> None:
     assert {len(one.lens) for one in drawn} >= {1, 4, 256}
     assert max(max(one.lens) for one in drawn) > 10_000
     assert {max(one.q_lens) for one in drawn} >= {1, 2, 3, 4, 5}
-    for flag in ("poison", "visible", "int64", "strided", "three_dimensions", "into", "return_lse", "ahead", "hint"):
+    for flag in (
+        "poison",
+        "visible",
+        "int64",
+        "strided",
+        "three_dimensions",
+        "into",
+        "return_lse",
+        "ahead",
+        "hint",
+        "room",
+    ):
         assert {bool(getattr(one, flag)) for one in drawn} == {False, True}, flag
     assert {one.scaled for one in drawn if one.kv == "fp8_e4m3fn"} == {False, True}
 
@@ -111,6 +122,8 @@ def test_a_tiny_soak(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert found["failure"] is None
     assert found["calls"] == sum(worst["calls"] for worst in found["worst"].values()) == 5
     assert found["reference"]["checks"] == 1
+    assert sum(found["served"].values()) == 5
+    assert any(name.endswith("_b2_kv64") for name in found["served"])
     assert found["memory"][-1]["calls"] == 5
     assert "5 calls in" in capsys.readouterr().out
 

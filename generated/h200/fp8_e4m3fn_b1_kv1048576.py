@@ -8,7 +8,7 @@ Right for any number of requests of any lengths; fastest near the shape above.
     stage 1   one program per (query row, split)   ->  partial output and LSE of the split's rows
     stage 2   one program per (query row, head, column block)   ->  output and LSE, merged over the splits
 
-Stage 1 folds tiles of 64 KV rows into a running softmax, everything transposed so that the 16 heads are the MMA's N:
+Stage 1 folds tiles of 128 KV rows into a running softmax, everything transposed so that the 16 heads are the MMA's N:
 
     S^T [rows, heads] = K [q_high | q_low]^T     fp8 wgmma, both operands in shared memory
     P^T               = 2^(S^T - m)              f16, through shared memory
@@ -24,8 +24,8 @@ an f16 pair of even and one of odd columns. Hence two accumulators, of the even 
 interleave at the store.
 
 KV tiles come by TMA through a ring of 2 stages, each with its own mbarrier; a stage is refilled as soon as
-every warp is done with it (the barrier at the loop's end). 92 KB of shared memory:
-two programs share an SM and hide each other's latencies.
+every warp is done with it (the barrier at the loop's end). 167 KB of shared memory:
+one program an SM, whose ring keeps the memory busy.
 
 TMA reads whole tiles, so a split's last tile may hold rows of the next request; they are zeroed before use, because
 the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
@@ -57,28 +57,28 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 HEADS = gl.constexpr(16)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
-SPLITS = gl.constexpr(256)
-BLOCK_N = gl.constexpr(64)  # KV rows of a tile
+SPLITS = gl.constexpr(128)
+BLOCK_N = gl.constexpr(128)  # KV rows of a tile
 BLOCK_H = gl.constexpr(16)  # heads of a program
 STAGES = gl.constexpr(2)  # tiles in the ring
-TILE_BYTES = gl.constexpr(36864)
+TILE_BYTES = gl.constexpr(73728)
 PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
 V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
 FP8_MAX = gl.constexpr(448.0)
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-COLUMN_BLOCKS = gl.constexpr(8)  # programs of stage 2 that share a head's columns
-COLUMNS = gl.constexpr(64)  # columns of each
+COLUMN_BLOCKS = gl.constexpr(16)  # programs of stage 2 that share a head's columns
+COLUMNS = gl.constexpr(32)  # columns of each
 
 # Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
-SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
-SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 32]))
-OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
+SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 32, 32]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 16, 32]))
+OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
 VALUES = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(1, OUTPUT.value, 2))
-Q_LATENT = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
-Q_ROPE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+Q_LATENT = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
+Q_ROPE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
+TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 HEAD_OF_SCORES = gl.constexpr(gl.SliceLayout(0, SCORES.value))
 HEAD_OF_OUTPUT = gl.constexpr(gl.SliceLayout(0, OUTPUT.value))
 HEAD_OF_Q_LATENT = gl.constexpr(gl.SliceLayout(1, Q_LATENT.value))
@@ -342,6 +342,7 @@ def stage2(partial, partial_lse, out, lse):
     split = tl.arange(0, SPLITS)
     place = at * SPLITS + split
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     parts = tl.load(partial_lse + place)
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :])
     m = tl.max(parts, 0)
@@ -395,9 +396,9 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
         max(1, total_q // batch),
         stride_qt,
         stride_qh,
-        num_warps=4,
+        num_warps=8,
         launch_pdl=True,
     )
     stage2[(total_q * HEADS.value * COLUMN_BLOCKS.value,)](
-        partial, partial_lse, out, unwanted if lse is None else lse, num_warps=8, launch_pdl=True
+        partial, partial_lse, out, unwanted if lse is None else lse, num_warps=4, launch_pdl=True
     )

@@ -342,6 +342,7 @@ def stage2(partial, partial_lse, out, lse):
     split = tl.arange(0, SPLITS)
     place = at * SPLITS + split
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     parts = tl.load(partial_lse + place)
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :])
     m = tl.max(parts, 0)

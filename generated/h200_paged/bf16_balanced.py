@@ -385,6 +385,7 @@ def stage2(partial, partial_lse, shares, out, lse, COLUMN_BLOCKS: tl.constexpr):
     at = (tl.program_id(0) // COLUMN_BLOCKS).to(tl.int64)  # query row * HEADS + head
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     first = tl.load(shares + at // HEADS * 2).to(tl.int64)
     splits = tl.load(shares + at // HEADS * 2 + 1)
     m = float("-inf")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from .calls import target_of
 from .launch import Launch
 
 SLOTS = tl.constexpr(2)
@@ -21,17 +22,20 @@ SLOTS = tl.constexpr(2)
 @triton.jit(do_not_specialize=["places", "rank", "lse_at", "flags_at"])
 def exchange_and_merge(  # type: ignore[no-untyped-def]
     partial, partial_lse, out, lse, buffers, steps, places, rank, lse_at, flags_at,
-    LATENT: tl.constexpr, RANKS: tl.constexpr, ALL: tl.constexpr,
+    LATENT: tl.constexpr, RANKS: tl.constexpr, ALL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
 
     buffers [RANKS] int64 holds the addresses, on this rank, of every rank's buffer, multiples of 16: in it lie rows
     [SLOTS, RANKS, places, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, places] fp32, at `flags_at` flags [RANKS,
     places] int32. `steps` [places] int32 is this rank's alone. ALL is RANKS rounded up to a power of two.
+    DEPENDENT: launched while the kernel before it still runs.
     """
     at = tl.program_id(0).to(tl.int64)
     latent = tl.arange(0, LATENT)
     kind = tl.pointer_type(partial.dtype.element_ty)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()  # for this step's partial results, and for the step before, which it waited for
     step = tl.load(steps + at) + 1
     slot = (step % SLOTS).to(tl.int64) * RANKS * places
     row = tl.load(partial + at * LATENT + latent)
@@ -99,6 +103,7 @@ class PeerMemory:
         found, self._memory = addresses
         self.buffers = torch.tensor(found, dtype=torch.int64, device=device)
         self.steps = torch.zeros(self.places, dtype=torch.int32, device=device)
+        self.dependent = target_of(device) == "sm_90"  # a dependent launch: its latency passes while the decode ends
         kernel = exchange_and_merge
         self._kernel = Launch(kernel) if isinstance(kernel, triton.JITFunction) else kernel
 
@@ -134,5 +139,6 @@ class PeerMemory:
             )
         self._kernel[(rows * heads,)](
             partial, partial_lse, out, lse, self.buffers, self.steps, self.places, self.rank, self.lse_at,
-            self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), num_warps=4,
+            self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), self.dependent,
+            num_warps=4, **({"launch_pdl": True} if self.dependent else {}),
         )  # fmt: skip

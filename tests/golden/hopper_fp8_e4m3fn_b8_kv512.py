@@ -347,6 +347,7 @@ def stage2(partial, partial_lse, out, lse):
     exists = split < SPLITS
     place = at * SPLITS + split
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     parts = tl.load(partial_lse + place, mask=exists, other=float("-inf"))
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
     m = tl.max(parts, 0)

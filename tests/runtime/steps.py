@@ -38,9 +38,10 @@ class Built:
     plan: Plan
     dispatcher: Any
 
-    def kernel(self, kv: str, rows: int, hint: int) -> str:
-        """The kernel of a call, without the KV type that its name begins with."""
-        return self.dispatcher.builds[0].choices[kv].choose(rows, hint)[0].removeprefix(f"{kv}_")
+    def kernel(self, step: "Step") -> str:
+        """The kernel of a step's call, without the KV type that its name begins with."""
+        choice, mean = self.dispatcher.builds[0].choices[step.kv_kind], len(step.kv) // step.batch
+        return choice.choose(len(step.q), mean, step.hint)[0].removeprefix(f"{step.kv_kind}_")
 
 
 def built(spec: dict[str, Any], folder: Path, package: str) -> Built:

@@ -22,7 +22,8 @@ CUDA = torch.cuda.is_available()
 WHERE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 gpu = pytest.mark.gpu
 
-# spec, query rows of a request, requests, hint -> the kernel that must serve. Every kind that a spec has.
+# spec, query rows of a request, requests, hint -> the kernel that must serve. Every kind that a spec has. The buffers
+# have room for four times the hint a request, but where a number of KV rows a request is given.
 KINDS = [
     pytest.param("small", 1, 4, 64, "b4_kv64", id="small-split"),
     pytest.param("small", 1, 3, 32, "b3_kv32", id="small-direct"),
@@ -33,8 +34,14 @@ KINDS = [
     pytest.param("h200", 1, 256, 1024, "b256_kv1024", marks=gpu, id="h200-direct"),
     pytest.param("h200", 4, 5, 3000, "any", marks=gpu, id="h200-general"),
     pytest.param("h200", 1, 300, 64, "any_direct", marks=gpu, id="h200-general-direct"),
+    pytest.param("h200", 1, 32, 16384, "balanced", marks=gpu, id="h200-balanced"),
+    pytest.param("h200", 4, 8, 16384, "balanced", marks=gpu, id="h200-balanced-q4"),
+    pytest.param("h200", 1, 256, 8192, "balanced", marks=gpu, id="h200-balanced-256"),
 ]
+ROOM = {"b1_kv131072": 131072, "balanced": 2048}
 KV = ["bf16", "fp8_e4m3fn"]
+# Requests, hint, KV rows of each: a split kernel of specs/h200.yaml, a direct one, the general and the balanced one.
+ALL = [(32, 1024, 1024), (256, 1024, 1024), (5, 3000, 3000), (32, 8000, 2000)]
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +69,10 @@ def ragged(batch: int, most: int) -> list[int]:
 def test_replays_follow_the_buffers(
     specs: Callable[[str], Built], spec: str, q_len: int, batch: int, hint: int, kernel: str, kv: str
 ) -> None:
-    """Captured at one length; replayed with one row, four times the rows, ragged rows and fewer requests."""
-    step_of = specs(spec)
-    assert step_of.kernel(kv, batch * q_len, hint) == kernel
-    most = 4 * hint if hint < 100_000 else hint  # of one request, so that a batch of 256 fits
-    step = Step(step_of, kv, batch, q_len, most * batch, hint, WHERE)
+    """Captured at one length; replayed with one row, four times the rows, ragged rows, one long and fewer requests."""
+    most = ROOM.get(kernel, 4 * hint)
+    step = Step(specs(spec), kv, batch, q_len, most * batch, hint, WHERE)
+    assert specs(spec).kernel(step) == kernel
     step.fill([min(hint, most)] * batch)
     replay = capture(step.decode, WHERE)
     step.spoil()
@@ -76,8 +82,9 @@ def test_replays_follow_the_buffers(
         {"lens": [1] * batch},
         {"lens": [most] * batch},
         {"lens": ragged(batch, most)},
-        {"lens": ragged(batch, hint)[: batch // 2]},
-        {"lens": ragged(batch, hint)[: batch // 2], "rows_padded": False},
+        {"lens": [*[3] * (batch - 1), min(100_000, most * batch - 3 * (batch - 1))]},  # one request has nearly all rows
+        {"lens": ragged(batch, min(hint, most))[: batch // 2]},
+        {"lens": ragged(batch, min(hint, most))[: batch // 2], "rows_padded": False},
         {"lens": [7] * batch, "q_lens": [(3 * i) % (q_len + 1) for i in range(batch)]},
         {"lens": []},
     ]
@@ -115,14 +122,14 @@ def test_visible_rows_and_int64_change_in_place(
 
 @gpu
 @pytest.mark.parametrize("kv", KV)
-@pytest.mark.parametrize(("batch", "hint"), [(32, 1024), (256, 1024), (5, 3000)])
+@pytest.mark.parametrize(("batch", "hint", "room"), ALL)
 def test_nothing_is_allocated_outside_the_graphs_pool(
-    specs: Callable[[str], Built], kv: str, batch: int, hint: int
+    specs: Callable[[str], Built], kv: str, batch: int, hint: int, room: int
 ) -> None:
     """By the allocator's own counts: of the common pool over the capture, of all pools over the replays."""
     name = "h200" if target_of(WHERE) == "sm_90" else "small"
-    step = Step(specs(name), kv, batch, 1, hint * batch, hint, WHERE)
-    step.fill([hint] * batch)
+    step = Step(specs(name), kv, batch, 1, room * batch, hint, WHERE)
+    step.fill([room] * batch)
     first = capture(step.decode, WHERE)  # whatever is made once is made, and kept while there is a graph
 
     def common() -> int:
@@ -173,11 +180,13 @@ def test_an_eager_call_does_not_wait_for_the_device(specs: Callable[[str], Built
 
 @gpu
 @pytest.mark.parametrize("kv", KV)
-@pytest.mark.parametrize(("batch", "hint"), [(32, 1024), (256, 1024), (5, 3000)])
-def test_among_other_work_in_one_graph(specs: Callable[[str], Built], kv: str, batch: int, hint: int) -> None:
+@pytest.mark.parametrize(("batch", "hint", "room"), ALL)
+def test_among_other_work_in_one_graph(
+    specs: Callable[[str], Built], kv: str, batch: int, hint: int, room: int
+) -> None:
     """Copies and fills right before, several layers, and what reads the output right behind."""
     name = "h200" if target_of(WHERE) == "sm_90" else "small"
-    step = Step(specs(name), kv, batch, 1, hint * batch, hint, WHERE)
+    step = Step(specs(name), kv, batch, 1, room * batch, hint, WHERE)
     given, results, layers = torch.empty_like(step.q), [], 3
     copies = [torch.empty_like(step.out) for _ in range(layers)]
 
@@ -190,10 +199,10 @@ def test_among_other_work_in_one_graph(specs: Callable[[str], Built], kv: str, b
             copies[layer].copy_(step.out)
             given.mul_(-1)
 
-    step.fill([hint] * batch)
+    step.fill([room] * batch)
     replay = capture(run, WHERE)
     for seed in (1, 2):
-        step.fill(ragged(batch, hint), seed=seed)
+        step.fill(ragged(batch, room), seed=seed)
         given.copy_(step.q)
         start = given.clone()
         replay()
@@ -206,17 +215,17 @@ def test_among_other_work_in_one_graph(specs: Callable[[str], Built], kv: str, b
 
 @gpu
 @pytest.mark.parametrize("kv", KV)
-def test_two_graphs_at_once(specs: Callable[[str], Built], kv: str) -> None:
-    """Captured from one dispatcher, replayed on two streams without waiting for each other."""
+def test_several_graphs_at_once(specs: Callable[[str], Built], kv: str) -> None:
+    """Captured from one dispatcher, replayed on a stream each without waiting for each other."""
     name = "h200" if target_of(WHERE) == "sm_90" else "small"
-    steps = [Step(specs(name), kv, batch, 1, 2 * hint * batch, hint, WHERE) for batch, hint in ((32, 1024), (5, 3000))]
-    steps.append(Step(specs(name), kv, 32, 1, 2 * 1024 * 32, 1024, WHERE))  # the first one's kernel again
+    kinds = [(32, 1024, 2048), (5, 3000, 6000), (32, 8000, 2000)] * 2  # each kernel twice; the last is balanced
+    steps = [Step(specs(name), kv, batch, 1, room * batch, hint, WHERE) for batch, hint, room in kinds]
     for seed, step in enumerate(steps):
-        step.fill([step.hint] * step.batch, seed=seed)
+        step.fill([1000] * step.batch, seed=seed)
     replays = [capture(step.decode, WHERE) for step in steps]
     wanted = []
     for seed, (step, replay) in enumerate(zip(steps, replays, strict=True), start=10):
-        step.fill(ragged(step.batch, 2 * step.hint), seed=seed)
+        step.fill(ragged(step.batch, len(step.kv) // step.batch), seed=seed)
         replay()
         step.check()
         wanted.append((step.out.clone(), step.lse.clone()))

@@ -161,8 +161,11 @@ def spec_of(name: str) -> dict[str, Any]:
     return {**H200, "shapes": [{"batch": 4, "kv_len": 1024, "splits": 16}, {"batch": 64, "kv_len": 1024, "splits": 1}]}
 
 
-# Requests, hint: a split shape, a direct one, the general kernels.
-CALLS = {"small": [(4, 64), (3, 32), (9, 300), (40, 5)], "h200": [(4, 1024), (64, 1024), (9, 3000), (300, 64)]}
+# Requests, hint, KV rows of each: a split shape, a direct one, the general kernels, the balanced one.
+CALLS = {
+    "small": [(4, 64, 64), (3, 32, 32), (9, 300, 300), (40, 5, 5)],
+    "h200": [(4, 1024, 1024), (64, 1024, 1024), (9, 3000, 3000), (300, 64, 64), (32, 8000, 2000)],
+}
 each_spec = pytest.mark.parametrize("name", ["small", "h200"])
 
 
@@ -170,10 +173,10 @@ def steps_of(package: Any, name: str) -> list[Step]:
     """One for each thread, of all kinds of calls and both KV types."""
     made = []
     for thread in range(THREADS):
-        batch, hint = CALLS[name][thread % len(CALLS[name])]
+        batch, hint, room = CALLS[name][thread % len(CALLS[name])]
         kv = ("bf16", "fp8_e4m3fn")[thread // len(CALLS[name]) % 2]
-        step = Step(package, kv, batch, 1, hint * batch, hint, WHERE)
-        step.fill([(hint * (3 * i + thread + 1)) % (hint + 1) for i in range(batch)], seed=thread)
+        step = Step(package, kv, batch, 1, room * batch, hint, WHERE)
+        step.fill([(room * (3 * i + thread + 1)) % (room + 1) for i in range(batch)], seed=thread)
         made.append(step)
     return made
 
@@ -210,13 +213,12 @@ def test_threads_on_streams_of_their_own(name: str, tmp_path: Path) -> None:
 @each_spec
 def test_the_first_call_of_a_kernel_in_all_threads_at_once(name: str, tmp_path: Path) -> None:
     """Packages that nobody has called: imports, compilation, descriptors and launches all begin in eight threads."""
-    for round_ in range(4):
+    for round_, (batch, hint, room) in enumerate(CALLS[name]):
         package = built(spec_of(name), tmp_path / str(round_), f"threads_cold_{name}_{round_}")
-        batch, hint = CALLS[name][round_]
         steps = []
         for thread in range(THREADS):
-            step = Step(package, ("bf16", "fp8_e4m3fn")[round_ % 2], batch, 1, hint * batch, hint, WHERE)
-            step.fill([(hint * (3 * i + thread + 1)) % (hint + 1) for i in range(batch)], seed=thread)
+            step = Step(package, ("bf16", "fp8_e4m3fn")[round_ % 2], batch, 1, room * batch, hint, WHERE)
+            step.fill([(room * (3 * i + thread + 1)) % (room + 1) for i in range(batch)], seed=thread)
             steps.append(step)
         torch.cuda.synchronize()
 
@@ -258,10 +260,10 @@ def test_a_new_thread_may_make_the_first_call_with_a_tensor(tmp_path: Path) -> N
     """Of a kernel that is compiled: there is a descriptor to encode, and nothing before has used CUDA in the thread."""
     name = "h200" if target_of(WHERE) == "sm_90" else "small"
     package = built(spec_of(name), tmp_path, "threads_new")
-    for batch, hint in CALLS[name]:
-        steps = [Step(package, "bf16", batch, 1, hint * batch, hint, WHERE) for _ in range(3)]
+    for batch, hint, room in CALLS[name]:
+        steps = [Step(package, "bf16", batch, 1, room * batch, hint, WHERE) for _ in range(3)]
         for seed, step in enumerate(steps):
-            step.fill([hint] * batch, seed=seed)
+            step.fill([room] * batch, seed=seed)
         steps[0].decode()
         torch.cuda.synchronize()
         for step in steps[1:]:
