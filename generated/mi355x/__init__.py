@@ -30,7 +30,8 @@ SHAPES = {
     },
 }
 
-# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile, head blocks
+# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile,
+# head blocks
 GENERAL = {
     "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 256, 1, 128, 1),
     "bf16": ("bf16_any_direct", "bf16_any", 256, 2, 64, 1),

@@ -17,7 +17,8 @@ BATCH_INVARIANT = False
 # KV dtype -> query rows of a call -> KV rows of a request -> module
 SHAPES = {"fp8_e4m3fn": {64: {8192: "fp8_e4m3fn_b64_kv8192"}}, "bf16": {64: {8192: "bf16_b64_kv8192"}}}
 
-# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile, head blocks
+# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile,
+# head blocks
 GENERAL = {
     "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 128, 2, 32, 1),
     "bf16": ("bf16_any_direct", "bf16_any", 128, 1, 32, 1),

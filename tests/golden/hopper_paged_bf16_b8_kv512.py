@@ -172,7 +172,7 @@ def stage1(
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [pages * PAGE_SIZE, LATENT + ROPE]; partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
+    KV [all rows, LATENT + ROPE]; partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
     kv_visible and kv_scale may be None.
     kv_indices: a table of page numbers, a row of page_stride for each request, if kv_indptr is None, else their list.
     """
@@ -305,6 +305,7 @@ def stage2(partial, partial_lse, out, lse):
     split = tl.arange(0, SPLITS)
     place = at * SPLITS + split
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     parts = tl.load(partial_lse + place)
     acc = tl.load(partial + place[:, None] * LATENT + columns[None, :])
     m = tl.max(parts, 0)

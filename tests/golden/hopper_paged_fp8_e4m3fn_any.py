@@ -199,7 +199,7 @@ def stage1(
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [pages * PAGE_SIZE, LATENT + ROPE]; partial [total_q, HEADS, splits, LATENT]; partial_lse [total_q, HEADS, splits].
+    KV [all rows, LATENT + ROPE]; partial [total_q, HEADS, splits, LATENT]; partial_lse [total_q, HEADS, splits].
     kv_visible and kv_scale may be None.
     kv_indices: a table of page numbers, a row of page_stride for each request, if kv_indptr is None, else their list.
     """
@@ -380,6 +380,7 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
     at = (tl.program_id(0) // COLUMN_BLOCKS).to(tl.int64)  # query row * HEADS + head
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
     m = float("-inf")
     total = 0.0
     acc = tl.zeros([COLUMNS], tl.float32)
