@@ -41,8 +41,9 @@ drift: $(READY)
 	$(BIN)/mla-codegen check $(SPECS)
 
 inspect: $(READY)
-	$(BIN)/mla-codegen inspect $(filter-out specs/portable.yaml,$(SPECS)) --check --sample
+	$(BIN)/mla-codegen inspect $(filter-out specs/portable%,$(SPECS)) --check --sample
 	$(BIN)/mla-codegen inspect specs/portable.yaml --check --shape 64x8192
+	$(BIN)/mla-codegen inspect specs/portable_paged.yaml --check --shape 64x8192 --kv bf16
 
 renew: $(READY)
 	$(BIN)/mla-codegen schema > mla-codegen.schema.json

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from .implementations import Implementation, build, dispatch, ours
+from .implementations import Implementation, build, calling, ours
 from .plan import Plan
 from .timing import Device, Gpu, Sample, alternate, geometric_mean, host_times
 from .workers import MAX_COMPILERS, Workers, first_line
-from .workload import Truth, Workload, call_data, make_inputs, poisoned, workload_of
+from .workload import Truth, Workload, make_inputs, poisoned, workload_of
 
 COMPILE_SECONDS = 300.0  # of one kernel; one that takes longer is compiled where it is timed
 
@@ -164,13 +164,12 @@ def measure(workload: Workload, runs: Sequence[Implementation], device: Device, 
     except torch.OutOfMemoryError:
         failures = {run.name: f"no room for {workload.kv_bytes / 1e9:.0f} GB of KV" for run in runs}
         return Row(workload, tuple(_timing(run, workload, {}, {}, {}, errors, failures) for run in runs))
-    data = call_data(workload, case)
 
     calls: dict[str, Callable[[], Any]] = {}
     replays: dict[str, Callable[[], Any]] = {}
     for run in runs:
-        call = partial(run.call, data)
         try:
+            call = partial(run.call, run.prepare(workload, case))
             with poisoned(workload, device.where):
                 errors[run.name, "eager"] = truth.error(call())
             calls[run.name] = call
@@ -219,5 +218,6 @@ def _call_once(job: tuple[str, str, Workload]) -> None:
     """Call the kernel of a workload on requests of one KV row: compilation does not depend on lengths."""
     folder, package, workload = job
     case = make_inputs(workload, torch.device("cuda"), 0, lens=[1] * workload.batch)
-    dispatch(folder, package).custom_kernel(call_data(workload, case))
+    call, prepare = calling(folder, package)
+    call(prepare(workload, case))
     torch.cuda.synchronize()

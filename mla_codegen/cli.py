@@ -180,7 +180,7 @@ def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
         "kernel": kernel.name, "spec": kernel.spec_name, "target": kernel.target, "family": kernel.family,
         "batch": kernel.batch, "kv_len": kernel.kv_len, "kv": kernel.kv, "products_in": kernel.compute,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
-        "not_taken": list(kernel.not_taken),
+        "not_taken": list(kernel.not_taken), "page_size": kernel.page_size,
         "settings": {
             name: {"value": r.value, "from": r.source} for name, r in kernel.resolved.items() if r.value is not None
         },

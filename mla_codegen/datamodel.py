@@ -100,6 +100,24 @@ class Dtypes(_Strict):
     out: FloatDtype = Field(default="bf16", description="element type of the output")
 
 
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class KVLayout(_Strict):
+    """How the KV rows of a request lie in memory."""
+
+    layout: Literal["ragged", "paged"] = Field(
+        default="ragged",
+        description="ragged: consecutive rows of one tensor; paged: pages of a pool, in any order, that a table lists",
+    )
+    page_size: Annotated[int, OneOf(PAGE_SIZES)] | None = Field(default=None, description="KV rows of a page (paged)")
+
+    @property
+    def words(self) -> str:
+        """` in pages of 64 rows`; nothing for ragged KV."""
+        return "" if self.page_size is None else f" in pages of {self.page_size} row{'s' if self.page_size > 1 else ''}"
+
+
 class Spec(_Strict):
     """One deployment: a target, a model, and the shapes that must be fast. `name` is the file's stem."""
 
@@ -107,6 +125,7 @@ class Spec(_Strict):
     target: str = Field(description="the architecture to build for (`mla-codegen list targets`)")
     model: Model = Field(default=Model(), description="dimensions of the attention")
     dtypes: Dtypes = Field(default=Dtypes(), description="element types of q, the KV rows and the output")
+    kv: KVLayout = Field(default=KVLayout(), description="how the KV rows of a request lie in memory")
     defaults: Defaults = Field(default=Defaults(), description="settings that every shape inherits")
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"

@@ -11,9 +11,10 @@ from typing import Any
 
 from . import write
 from .plan import Plan
+from .reference import Case
 from .verify import BOUND_16_BIT, BOUND_FP8
 from .workers import first_line
-from .workload import Workload, workload_of
+from .workload import Workload, call_data, kv_arguments, workload_of
 
 
 class BenchError(Exception):
@@ -22,13 +23,17 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Implementation:
-    """Something with `custom_kernel`'s call. `kernel` names what serves a workload, if that is known."""
+    """Something to call with what `prepare` makes of a case: as `custom_kernel` takes it, if nothing else is said.
+
+    `kernel` names what serves a workload, if that is known.
+    """
 
     name: str
-    call: Callable[[tuple[Any, ...]], Any]
+    call: Callable[[Any], Any]
     serves: Callable[[Workload], bool]
     kernel: Callable[[Workload], str]
     bound: Callable[[Workload], float]
+    prepare: Callable[[Workload, Case], Any] = call_data
 
 
 def build(plan: Plan, folder: Path, name: str) -> str:
@@ -47,6 +52,20 @@ def dispatch(folder: str, package: str) -> Any:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
     return importlib.import_module(f"{package}.dispatch")
+
+
+def calling(folder: str, package: str) -> tuple[Callable[[Any], Any], Callable[[Workload, Case], Any]]:
+    """(call, prepare) of a package: `custom_kernel`, or of paged KV `mla_decode`, over the case's KV in pages."""
+    module = dispatch(folder, package)
+    (build,) = module.DISPATCHER.builds
+    if build.page_size is None:
+        return module.custom_kernel, call_data
+
+    def prepare(workload: Workload, case: Case) -> dict[str, Any]:
+        given = {"q": case.q, "qo_indptr": case.qo_indptr, "sm_scale": case.sm_scale, "kv_scale": case.kv_scale}
+        return {**given, "max_kv_len": workload.kv_len, **kv_arguments(case, build.page_size)}
+
+    return lambda given: module.mla_decode(**given), prepare
 
 
 def ours(plan: Plan, folder: str, package: str) -> Implementation:
@@ -68,7 +87,8 @@ def ours(plan: Plan, folder: str, package: str) -> Implementation:
         compute = next(k.compute for k in plan.kernels if k.name == name)
         return BOUND_FP8 if compute.startswith("fp8") else BOUND_16_BIT
 
-    return Implementation(plan.name, dispatch(folder, package).custom_kernel, serves, kernel, bound)
+    call, prepare = calling(folder, package)
+    return Implementation(plan.name, call, serves, kernel, bound, prepare)
 
 
 def other(spelled: str) -> Implementation:

@@ -61,6 +61,7 @@ class KernelPlan:
     # element types
     q: str
     kv: str
+    page_size: int | None  # KV rows of a page; None: the KV is ragged
     out: str
     compute: str  # element type of the products
     details: Any  # what the family's templates need beside this: `f` there
@@ -95,6 +96,19 @@ class KernelPlan:
     resolved: dict[str, Resolved]
     optimizations: tuple[str, ...]
     not_taken: tuple[str, ...]
+
+    @property
+    def paged(self) -> bool:
+        return self.page_size is not None
+
+    @property
+    def rows_are_pages(self) -> bool:
+        return self.page_size == 1
+
+    @property
+    def gathered(self) -> bool:
+        """A tile may lie in several pages."""
+        return self.page_size is not None and self.page_size % self.block_n != 0
 
     @property
     def exp(self) -> str:
@@ -138,12 +152,19 @@ class KernelPlan:
     @property
     def unspecialized(self) -> str:
         """Stage 1's integers that differ from call to call and make no other binary."""
-        names = ["batch", "q_len"]
+        names = ["batch", "q_len"] + ["page_stride"] * self.paged
         if self.balanced:
             names += ["total_q", "programs"]
         elif not self.splits:
             names.append("splits")
         return str(names).replace("'", '"')
+
+    @property
+    def ranges(self) -> str:
+        """Arguments that say which rows a query row sees."""
+        if self.paged:
+            return "qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_stride"
+        return "qo_indptr, kv_indptr, kv_visible, batch, q_len"
 
     @property
     def grid1(self) -> str:
@@ -206,9 +227,8 @@ class Plan:
         direct, split = self.general(kv)
         balanced = self.balanced(kv)
         even = (balanced.name, balanced.max_rows) if balanced else ("", 0)
-        return Choice(
-            shapes, General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
-        )
+        general = General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
+        return Choice(shapes, general, self.spec.kv.layout == "paged")
 
 
 class PlanError(Exception):
@@ -266,7 +286,10 @@ def _kernel(
     wanted, options_loc = _optimizations(layers)
     options, not_taken = _applicable(wanted, kv)
     knobs = Knobs(layers)
-    request = Request(target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs)
+    request = Request(
+        target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs,
+        page_size=spec.kv.page_size,
+    )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
         return []
@@ -333,7 +356,7 @@ def _kernel(
             spec_file=spec_file,
             build_command=f"mla-codegen build {spec_file}",
             origin=origin,
-            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV,\n{tuned}.",
+            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV{spec.kv.words},\n{tuned}.",
             summary=summary,
             target=target.name,
             family=family.NAME,
@@ -345,6 +368,7 @@ def _kernel(
             row=latent + rope,
             q=spec.dtypes.q,
             kv=kv,
+            page_size=spec.kv.page_size,
             out=spec.dtypes.out,
             compute=details.compute,
             details=details,

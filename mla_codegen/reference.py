@@ -80,6 +80,73 @@ def make_case(
     return Case(q, kv, qo_indptr, kv_indptr, sm_scale, scale)
 
 
+@dataclass
+class PagedCase:
+    """The inputs of a `Case`, its KV in pages: rows of no request are NaN, page numbers of no request garbage.
+
+    kv [pages, page_size, row]; table [batch, more than width] int32, of which `block_table` is a view, `width` columns;
+    kv_indptr [batch + 1] and kv_indices are the same pages as a list; kv_lens [batch] int32. `ragged` has the truth:
+    `reference(case.ragged, ...)`.
+    """
+
+    ragged: Case
+    kv: torch.Tensor
+    table: torch.Tensor
+    width: int
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_lens: torch.Tensor
+
+    def to(self, device: str | torch.device) -> "PagedCase":
+        """The same on another device."""
+        tensors = (self.kv, self.table, self.kv_indptr, self.kv_indices, self.kv_lens)
+        kv, table, kv_indptr, kv_indices, kv_lens = (tensor.to(device) for tensor in tensors)
+        return PagedCase(self.ragged.to(device), kv, table, self.width, kv_indptr, kv_indices, kv_lens)
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """[batch, most pages], its row stride larger than that."""
+        return self.table[:, : self.width]
+
+    def lists(self, form: str) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+        """(kv_indptr, kv_indices, kv_lens) as kernels take them: form `table`, `list`, or `rows` (pages of one row)."""
+        if form == "table":
+            return None, self.block_table, self.kv_lens
+        return self.kv_indptr, self.kv_indices, None if form == "rows" else self.kv_lens
+
+
+def forms(page_size: int) -> tuple[str, ...]:
+    """How a call may give its pages; see `PagedCase.lists`."""
+    return ("table", "list", "rows") if page_size == 1 else ("table", "list")
+
+
+def in_pages(case: Case, page_size: int, seed: int = 0) -> PagedCase:
+    """`case` with its KV rows dealt to pages of a pool in random order, some pages unused. On the case's device."""
+    device = case.kv.device
+    ends = case.kv_indptr.long()
+    lens = ends.diff()
+    counts = (lens + page_size - 1) // page_size
+    begins = counts.cumsum(0) - counts  # of each request's pages among all
+    requests = torch.arange(len(lens), device=device)
+    used, most = int(counts.sum()), max([1, *counts.tolist()])
+    order = torch.randperm(used + 3, generator=torch.Generator().manual_seed(seed))[:used].to(device)
+
+    row = torch.arange(int(ends[0]), int(ends[-1]), device=device)
+    owner = requests.repeat_interleave(lens)
+    place = row - ends[owner]  # within the request
+    page = order[begins[owner] + place // page_size]
+    kv = torch.empty((used + 3, page_size, case.kv.shape[-1]), dtype=case.kv.dtype, device=device).fill_(float("nan"))
+    pool, rows = (x.view(torch.uint8).view(-1, x.shape[-1] * x.element_size()) for x in (kv, case.kv))
+    pool[page * page_size + place % page_size] = rows[row]
+
+    garbage = torch.tensor([2147480000, -1], dtype=torch.int32, device=device)
+    table = garbage.repeat(len(lens), most + 1)
+    owner = requests.repeat_interleave(counts)
+    table[owner, torch.arange(used, device=device) - begins[owner]] = order.int()
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(case.kv_indptr.dtype)
+    return PagedCase(case, kv, table, most + 1, indptr, torch.cat([order.int(), garbage]), lens.int())
+
+
 def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [total_q, heads, latent], LSE [total_q, heads]) in float64, on the case's device.
 

@@ -86,6 +86,8 @@ def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
         table.add_row(name, value, resolved.source)
     table.add_row("shared memory", f"{kernel.shared_bytes:,}", f"limit {plan.target.shared_bytes:,} bytes")
     table.add_row("products in", kernel.compute, f"KV {kernel.kv}")
+    if kernel.page_size is not None:
+        table.add_row("page size", str(kernel.page_size), "kv")
     out.print(table)
     out.print("optimizations: " + (" ".join(kernel.optimizations) or "none"))
     for line in kernel.not_taken:

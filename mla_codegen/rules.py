@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, get_args
 
-from .datamodel import KVDtype, Settings, apply_optimizations, edits
+from .datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
 from .errors import Loc, Problem, did_you_mean, quoted
 from .optimizations import OPTIMIZATIONS
 from .source import Source
@@ -47,6 +47,7 @@ def _breaches(source: Source) -> Iterator[Problem]:
         yield from _repeats(_list(layer.settings.get("optimizations")), (*layer.loc, "optimizations"), source)
         yield from _optimizations(layer, target)
     yield from _packed_rope(data)
+    yield from _pages(data)
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -223,3 +224,18 @@ def _packed_rope(data: dict[str, Any]) -> Iterator[Problem]:
                 fix = "take packed_fp8 out of the optimizations, or fp8 out of kv"
                 yield Problem(("model", "qk_rope_head_dim"), what, "32, 64, 128, 256", fix)
                 return
+
+
+def _pages(data: dict[str, Any]) -> Iterator[Problem]:
+    kv = _dict(data.get("kv"))
+    layout, size = kv.get("layout", "ragged"), kv.get("page_size")
+    if layout == "paged" and "page_size" not in kv:
+        sizes = ", ".join(map(str, PAGE_SIZES))
+        yield Problem(
+            ("kv", "page_size"), "paged KV lacks `page_size`, the rows of a page", sizes, "add `page_size: 64`"
+        )
+    elif layout == "ragged" and size is not None:
+        fix = "remove it, or write `layout: paged`"
+        yield Problem(
+            ("kv", "page_size"), "`page_size` is for paged KV, and this layout is ragged", fix=fix, at_key=True
+        )

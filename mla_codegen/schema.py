@@ -108,7 +108,7 @@ def keys_at(loc: tuple[str | int, ...]) -> list[str]:
 def homes(key: str) -> list[str]:
     """Where a spec may have `key`, in words, the most usual place first."""
     places: dict[str, tuple[str | int, ...]] = {"a shape": ("shapes", 0)}
-    places |= {f"`{name}`": (name,) for name in ("defaults", "model", "dtypes", "limits")}
+    places |= {f"`{name}`": (name,) for name in ("defaults", "model", "dtypes", "kv", "limits")}
     places["`hot_loop_per_64_rows`"] = ("limits", "hot_loop_per_64_rows")
     found = [words for words, loc in places.items() if key in keys_at(loc)]
     return found + (["the top level"] if key in keys_at(()) else [])

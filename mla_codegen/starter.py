@@ -49,7 +49,7 @@ def starter(model_name: str, target_name: str) -> str:
     target = TARGETS.get(target_name)
     if target is None:
         raise UnknownName("target", target_name, TARGETS)
-    parts = [_head(model, target), _model(model), _dtypes(target), _defaults(target), _SHAPES]
+    parts = [_head(model, target), _model(model), _dtypes(target), _KV, _defaults(target), _SHAPES]
     return "\n".join(parts)
 
 
@@ -93,6 +93,13 @@ dtypes:
   # What the KV cache may hold, in order of preference: a call that offers several forms gets the first.
 {note}  kv: [fp8_e4m3fn, bf16]
   out: bf16
+"""
+
+
+_KV = """\
+# Where the KV rows of a request lie: one after the other in a tensor (ragged, if nothing is said), or in pages of a
+# pool, in any order, as a block table says.
+# kv: {layout: paged, page_size: 64}
 """
 
 

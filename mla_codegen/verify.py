@@ -147,8 +147,8 @@ def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed
     try:
         emulated = device == "cpu" and FAMILIES[kernel.family].GLUON
         module = (_emulate if emulated else _load)(folder, spec, kernel)
-        for what, case, splits in cases_of(kernel, seed):
-            case_error, case_lse, wrong = _run_case(module, kernel, case, splits, device)
+        for what, case, splits, ways in _by_layout(kernel, cases_of(kernel, seed), device, seed):
+            case_error, case_lse, wrong = _run_case(module, kernel, case, ways, splits, device)
             error, lse_error = max(error, case_error), max(lse_error, case_lse)
             if not failure:
                 if wrong:
@@ -196,26 +196,55 @@ def runtime_of(name: str) -> dict[str, Any]:
     return {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
 
 
-def _run_case(module: Any, kernel: KernelPlan, case: Any, splits: int | None, device: str) -> tuple[float, float, str]:
-    """(relative L2, largest LSE difference, what else is wrong)."""
+def _by_layout(
+    kernel: KernelPlan, cases: Iterator[tuple[str, Any, int | None]], device: str, seed: int
+) -> Iterator[tuple[str, Any, int | None, list[tuple[Any, ...]]]]:
+    """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV of each request lies.
+
+    Paged KV is given in every way; on a CPU, for the time, as a table in the first case and in the others in the last.
+    """
+    from .reference import forms, in_pages
+
+    found = list(cases)
+    for number, (what, case, splits) in enumerate(found):
+        if kernel.page_size is None:
+            on = case.to(device)
+            ways: list[tuple[Any, ...]] = [(on.kv, on.kv_indptr)]
+        else:
+            paged = in_pages(case, kernel.page_size, seed).to(device)
+            table, *others = forms(kernel.page_size)
+            every = device == "cuda"
+            names = [table] * (every or number == 0) + others * (every or number == len(found) - 1)
+            ways = [(paged.kv, *paged.lists(name)) for name in names]
+        yield what, case, splits, ways
+
+
+def _run_case(
+    module: Any, kernel: KernelPlan, case: Any, ways: list[tuple[Any, ...]], splits: int | None, device: str
+) -> tuple[float, float, str]:
+    """(relative L2, largest LSE difference, what else is wrong), the worst of `ways`."""
     import torch
 
     from .reference import TORCH, poisoned_scratch, reference, relative_l2
 
     want, want_lse = reference(case, kernel.latent)
+    blind = want_lse == float("-inf")
     case = case.to(device)
     shape = (case.q.shape[0], kernel.heads, kernel.latent)
-    out = torch.full(shape, float("nan"), dtype=TORCH[kernel.out], device=device)
-    lse = torch.full(shape[:2], float("nan"), dtype=torch.float32, device=device)
-    args = (case.q, case.kv, case.qo_indptr, case.kv_indptr, None, case.kv_scale, case.sm_scale, out, lse)
-    with poisoned_scratch():
-        module.run(*args) if splits is None else module.run(*args, splits)
-    out, lse = out.cpu().double(), lse.cpu().double()
-    if not bool(torch.isfinite(out).all()):
-        return float("nan"), float("nan"), "the output holds NaN or infinity"
-    blind = want_lse == float("-inf")
-    if bool((out[blind] != 0).any()) or not bool((lse[blind] == float("-inf")).all()):
-        return float("nan"), float("nan"), "a query row that sees nothing is not 0 with LSE -inf"
-    seen = ~blind
-    lse_error = float((lse[seen] - want_lse[seen]).abs().max()) if bool(seen.any()) else 0.0
-    return relative_l2(out, want), lse_error, ""
+    error = lse_error = 0.0
+    for way in ways:
+        out = torch.full(shape, float("nan"), dtype=TORCH[kernel.out], device=device)
+        lse = torch.full(shape[:2], float("nan"), dtype=torch.float32, device=device)
+        kv, *lists = way
+        args = (case.q, kv, case.qo_indptr, *lists, None, case.kv_scale, case.sm_scale, out, lse)
+        with poisoned_scratch():
+            module.run(*args) if splits is None else module.run(*args, splits)
+        out, lse = out.cpu().double(), lse.cpu().double()
+        if not bool(torch.isfinite(out).all()):
+            return float("nan"), float("nan"), "the output holds NaN or infinity"
+        if bool((out[blind] != 0).any()) or not bool((lse[blind] == float("-inf")).all()):
+            return float("nan"), float("nan"), "a query row that sees nothing is not 0 with LSE -inf"
+        seen = ~blind
+        error = max(error, relative_l2(out, want))
+        lse_error = max(lse_error, float((lse[seen] - want_lse[seen]).abs().max()) if bool(seen.any()) else 0.0)
+    return error, lse_error, ""

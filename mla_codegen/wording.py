@@ -111,6 +111,10 @@ def _wrong_value(loc: Loc, value: Value, spelled: str) -> Problem:
     else:
         shown = "a mapping"
         fix = "begin each entry with `- `" if "array" in types else ""
+    if loc == ("kv",):
+        fix = "write `kv: {layout: paged, page_size: 64}`; element types are said by `kv` in `dtypes`"
+    elif loc == ("dtypes", "kv") and isinstance(value, dict):
+        fix = "pages are said by `kv` at the top level"
     return Problem(loc, f"{_name(loc)} cannot be {shown}", _allowed(options), fix)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from .families.request import BYTES
 from .plan import Plan
-from .reference import TORCH, Case, poisoned_scratch, reference, relative_l2
+from .reference import TORCH, Case, in_pages, poisoned_scratch, reference, relative_l2
 
 FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
 SAMPLED = 4  # requests that are held to float64
@@ -87,6 +87,14 @@ def call_data(workload: Workload, case: Case) -> tuple[Any, ...]:
         "q_seq_len": 1, "kv_seq_len": workload.kv_len, "sm_scale": case.sm_scale,
     }  # fmt: skip
     return case.q, {workload.kv.split("_")[0]: form}, case.qo_indptr, case.kv_indptr, config
+
+
+def kv_arguments(case: Case, page_size: int | None) -> dict[str, torch.Tensor]:
+    """The KV of a case as `mla_decode` takes it: ragged, or dealt to pages, with a table of them."""
+    if page_size is None:
+        return {"kv": case.kv, "kv_indptr": case.kv_indptr}
+    paged = in_pages(case, page_size)
+    return {"kv": paged.kv, "block_table": paged.block_table, "kv_lens": paged.kv_lens}
 
 
 class Truth:

@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
 RUNTIME = (
     "__init__.py", "calls.py", "choice.py", "context_parallel.py", "descriptors.py", "gluon.py", "interpreter.py",
-    "launch.py", "op.py", "peer_memory.py", "scratch.py", "splits.py", "warmup.py", "workspace.py",
+    "launch.py", "op.py", "paged.py", "peer_memory.py", "scratch.py", "splits.py", "warmup.py", "workspace.py",
 )  # fmt: skip
 
 
@@ -58,11 +58,12 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         for kernel in plan.kernels:
             mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
+        pages = [plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged")
         builds[plan.name] = {
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
-            "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV)",
-            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim],
+            "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV{plan.spec.kv.words})",
+            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages],
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
     _refuse_twins(builds)
@@ -90,14 +91,15 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
 
 
 def _refuse_twins(builds: dict[str, dict]) -> None:
-    """Two builds for the same target, heads and row width: the dispatcher could not tell them apart."""
+    """Two builds for the same target, heads, row width and page size: the dispatcher could not tell them apart."""
     seen: dict[tuple, str] = {}
     for name, build in sorted(builds.items()):
         key = tuple(build["serves"])
         if key in seen:
-            target, heads, row = key
+            target, heads, row, *page = key
+            kv = f"rows of {row}" + (f", pages of {page[0]}" if page else "")
             raise BuildError(
-                f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, rows of {row}\n"
+                f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, {kv}\n"
                 "  fix: put their shapes into one spec, build them into different folders (--out), or, if one of the\n"
                 "  specs is gone, remove its folder of kernels and build again"
             )

@@ -21,7 +21,7 @@ from mla_codegen.targets import TARGETS
 ROOT = Path(__file__).parents[1]
 RENEW = os.environ.get("RENEW") == "1"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "spec"))]
+RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "paged", "spec"))]
 
 BLOCK = re.compile(r"^```(?P<kind>yaml|python|console)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
 FILES = re.compile(r"\d+(?= files written)")
@@ -144,7 +144,7 @@ def test_every_key_of_a_spec_is_documented():
     text = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
     schema = json_schema()
     keys = set(schema["properties"])
-    for part in ("Model", "Dtypes", "Defaults", "Shape"):
+    for part in ("Model", "Dtypes", "KVLayout", "Defaults", "Shape"):
         keys |= set(schema["$defs"][part]["properties"])
     assert not [key for key in sorted(keys) if f"| `{key}` |" not in text]
 

@@ -40,6 +40,7 @@ SEEN = [
 ]
 SEEN += ["empty_lists", "unknown_target", "unknown_optimization", "signs_in_defaults", "signs_mixed", "duplicate_kv"]
 SEEN += ["unknown_kv_type_in_per_kv", "duplicate_optimization", "booleans", "unknown_family", "empty_values"]
+SEEN += ["kv_layout", "page_size"]
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -89,5 +90,6 @@ def test_looking_up_a_place() -> None:
     assert keys_at(("shapes", 3, "per_kv", "fp8")) == []
     assert alternatives(("nowhere",)) == []
     assert homes("block_n") == ["a shape", "`defaults`"]
-    assert homes("kv") == ["`dtypes`"]
+    assert homes("kv") == ["`dtypes`", "the top level"]
+    assert homes("page_size") == ["`kv`"]
     assert homes("target") == ["the top level"]

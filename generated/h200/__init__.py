@@ -7,6 +7,7 @@ SPEC = "specs/h200.yaml"
 HEADS = 16
 LATENT = 512
 ROPE = 64
+PAGE_SIZE = None  # KV rows of a page; None: ragged KV
 Q = "bf16"
 OUT = "bf16"
 GLUON = True  # some of the kernels are Gluon: for a GPU, and one Triton release
@@ -31,8 +32,8 @@ SHAPES = {
     },
 }
 
-# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile, head blocks,
-# module for lengths that differ much, query rows that it takes
+# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile,
+# head blocks, module for lengths that differ much, query rows that it takes
 GENERAL = {
     "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 132, 2, 64, 1, "fp8_e4m3fn_balanced", 256),
     "bf16": ("bf16_any_direct", "bf16_any", 132, 1, 64, 1, "bf16_balanced", 256),

@@ -7,6 +7,7 @@ SPEC = "specs/mi355x.yaml"
 HEADS = 16
 LATENT = 512
 ROPE = 64
+PAGE_SIZE = None  # KV rows of a page; None: ragged KV
 Q = "bf16"
 OUT = "bf16"
 GLUON = True  # some of the kernels are Gluon: for a GPU, and one Triton release
@@ -29,7 +30,8 @@ SHAPES = {
     },
 }
 
-# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile, head blocks
+# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile,
+# head blocks
 GENERAL = {
     "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 256, 1, 128, 1),
     "bf16": ("bf16_any_direct", "bf16_any", 256, 2, 64, 1),

@@ -13,6 +13,7 @@ import triton
 from .choice import choice_of
 from .gluon import mismatch
 from .launch import Launch, current_device
+from .paged import Pages, guess_kv_len, page_size, pages_of
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -40,6 +41,7 @@ class Build:
         self.rope: int = tables.ROPE
         self.q: torch.dtype = DTYPES[tables.Q]
         self.out: torch.dtype = DTYPES[tables.OUT]
+        self.page_size: int | None = tables.PAGE_SIZE
         self.gluon: bool = tables.GLUON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
@@ -48,7 +50,7 @@ class Build:
         self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
 
     def __str__(self) -> str:
-        kinds = ", ".join(self.kv)
+        kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
         return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
 
     def kernel(self, name: str) -> ModuleType:
@@ -87,7 +89,7 @@ class Dispatcher:
     def __init__(self, tables: list[ModuleType], build_command: str):
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
-        self._serving: dict[tuple[torch.device, int, int], Build] = {}
+        self._serving: dict[tuple[torch.device, int, int, int | None], Build] = {}
         self._chosen: dict[tuple[Build, str, int, int, int | None], tuple[Callable[..., None], Splits]] = {}
         if triton.knobs.runtime.interpret:
             from . import interpreter
@@ -95,7 +97,7 @@ class Dispatcher:
             interpreter.correct()
 
     def custom_kernel(self, data: tuple[Any, ...]) -> torch.Tensor:
-        """One decode step in the form (q, kv_data, qo_indptr, kv_indptr, config).
+        """One decode step over ragged KV in the form (q, kv_data, qo_indptr, kv_indptr, config).
 
         kv_data   offers one or several forms: "fp8": (kv, scale), "bf16": kv, "fp16": kv; the first that the spec lists
                   is used
@@ -114,7 +116,20 @@ class Dispatcher:
         kv, kv_scale = form if isinstance(form, SCALED) else (form, None)
         kv_len = config.get("kv_seq_len")
         return self._decode(  # type: ignore[return-value]
-            build, q, kv, qo_indptr, kv_indptr, None, config["sm_scale"], kv_scale, kv_len, None, None, False, None
+            build,
+            q,
+            kv,
+            qo_indptr,
+            kv_indptr,
+            None,
+            config["sm_scale"],
+            kv_scale,
+            kv_len,
+            None,
+            None,
+            False,
+            None,
+            None,
         )
 
     def mla_decode(
@@ -122,18 +137,21 @@ class Dispatcher:
         q: torch.Tensor,
         kv: torch.Tensor,
         qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor | None = None,
         *,
         sm_scale: float,
         kv_scale: torch.Tensor | None = None,
         kv_visible: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_lens: torch.Tensor | None = None,
         max_kv_len: int | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Absorbed MLA decode of a ragged batch.
+        """Absorbed MLA decode of a ragged batch, its KV ragged too or in pages.
 
         q            [total_q, heads, latent + rope] in the spec's q dtype; any strides but the last, which is 1
         kv           [total_kv, latent + rope] or [total_kv, 1, latent + rope], contiguous, in one of the spec's KV
@@ -150,19 +168,30 @@ class Dispatcher:
                      more of it: scratch for this call, so that it allocates none. It may hold anything, and does so
                      afterwards; calls that may run at the same time need one each
 
+        Paged KV: kv is [pages, page_size, latent + rope] or that with a 1 before the last, and, int32 or int64,
+        block_table  [batch, pages of the longest request or more], any row stride: the numbers of each request's pages
+        kv_lens      [batch]: KV rows of each request
+        or, instead of a table, what it lists one request after the other:
+        kv_indices   [pages of all requests, or more]
+        kv_indptr    [batch + 1] over kv_indices. With pages of one row kv may be [rows, latent + rope], kv_lens None
+
         Returns out [total_q, heads, latent], with `return_lse` also the natural-log LSE [total_q, heads] fp32. A query
         row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
         """
+        pages = None
+        if kv_indptr is None or block_table is not None or kv_indices is not None or kv_lens is not None:
+            pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
         return self._decode(
-            self._build(q), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale, max_kv_len, out, lse,
-            return_lse, workspace,
+            self._build(q, pages and pages.size), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale,
+            max_kv_len, out, lse, return_lse, workspace, pages,
         )  # fmt: skip
 
-    def result(self, q: torch.Tensor) -> tuple[tuple[int, int, int], torch.dtype]:
-        """Shape and dtype of the output of a call with this q."""
+    def result(self, q: torch.Tensor, paged_kv: torch.Tensor | None = None) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape and dtype of the output of a call with this q. `paged_kv`: the KV, where it is paged."""
         _, heads, row = q.shape
         heads, row = int(heads), int(row)  # under torch.compile they may be symbols
-        build = self._serving.get((q.device, heads, row)) or self._find(q.device, heads, row)
+        page = None if paged_kv is None else page_size(paged_kv)
+        build = self._serving.get((q.device, heads, row, page)) or self._find(q.device, heads, row, page)
         return (q.shape[0], build.heads, build.latent), build.out
 
     def serving(self, device: torch.device | str | None = None, heads: int | None = None) -> list[Build]:
@@ -171,7 +200,7 @@ class Dispatcher:
         Raises ValueError if there are none.
         """
         device = full_device(device)
-        models = dict.fromkeys((build.heads, build.latent + build.rope) for build in self.builds)
+        models = dict.fromkeys((build.heads, build.latent + build.rope, build.page_size) for build in self.builds)
         found: list[Build] = []
         reasons: list[ValueError] = []
         for model in models:
@@ -183,23 +212,28 @@ class Dispatcher:
         if reasons and not found:
             raise reasons[0]
         if not found:
-            raise ValueError(f"no kernel for {heads} heads; built for {', '.join(str(one) for one, _ in models)}")
+            raise ValueError(f"no kernel for {heads} heads; built for {', '.join(str(one) for one, *_ in models)}")
         return found
 
-    def _build(self, q: torch.Tensor) -> Build:
+    def _build(self, q: torch.Tensor, page: int | None = None) -> Build:
         if q.dim() != 3:
             raise ValueError(f"q has shape {tuple(q.shape)}; it must be [total_q, heads, latent + rope]")
         _, heads, row = q.shape
-        build = self._serving.get((q.device, heads, row))
+        build = self._serving.get((q.device, heads, row, page))
         if build is None:
-            build = self._serving[q.device, heads, row] = self._find(q.device, heads, row)
+            build = self._serving[q.device, heads, row, page] = self._find(q.device, heads, row, page)
         return build
 
-    def _find(self, device: torch.device, heads: int, row: int) -> Build:
+    def _find(self, device: torch.device, heads: int, row: int, page: int | None) -> Build:
+        """The build for this architecture, model and page size (None: ragged KV). ValueError: what there is instead."""
         target = target_of(device)
         if target == "cpu" and not triton.knobs.runtime.interpret:
             raise ValueError("q is on the CPU: set TRITON_INTERPRET=1 before triton is imported, or move it to a GPU")
-        fitting = [build for build in self.builds if build.heads == heads and build.latent + build.rope == row]
+        fitting = [
+            build
+            for build in self.builds
+            if (build.heads, build.latent + build.rope, build.page_size) == (heads, row, page)
+        ]
         unfit = {str(build): why for build in fitting if build.gluon and (why := _gluon_unfit(target))}
         candidates = [build for build in fitting if str(build) not in unfit]
         for build in candidates:
@@ -213,9 +247,14 @@ class Dispatcher:
         if unfit:
             raise ValueError("; ".join(f"{build}: {why}" for build, why in unfit.items()))
         built = "\n  ".join(str(build) for build in self.builds) or "nothing"
+        kv, layout = "", ""
+        if page is not None:
+            kv, layout = f", KV in pages of {page}", f", `kv: {{layout: paged, page_size: {page}}}`"
+        elif any(build.page_size for build in self.builds):
+            kv = ", ragged KV"
         raise ValueError(
-            f"no kernel for {heads} heads and rows of {row} on {target}. Built:\n  {built}\n"
-            f"Write a spec with `target: {'portable' if target == 'cpu' else target}` and this model, then run "
+            f"no kernel for {heads} heads and rows of {row}{kv} on {target}. Built:\n  {built}\n"
+            f"Write a spec with `target: {'portable' if target == 'cpu' else target}`{layout} and this model, then run "
             f"`{self.build_command} SPEC`."
         )
 
@@ -225,7 +264,7 @@ class Dispatcher:
         q: torch.Tensor,
         kv: torch.Tensor,
         qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor | None,
         kv_visible: torch.Tensor | None,
         sm_scale: float,
         kv_scale: torch.Tensor | None,
@@ -234,7 +273,10 @@ class Dispatcher:
         lse: torch.Tensor | None,
         return_lse: bool,
         workspace: torch.Tensor | None,
+        pages: Pages | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if pages is not None or kv_indptr is None:
+            kv_indptr = qo_indptr  # paged: `pages` holds what was given, checked
         total_q, heads, row = q.shape
         rows = kv.shape
         index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
@@ -247,7 +289,7 @@ class Dispatcher:
             or q.stride()[2] != 1
             or rows[-1] != row
             or not kv.is_contiguous()
-            or (len(rows) != 2 and (len(rows) != 3 or rows[1] != 1))
+            or (len(rows) != 2 and pages is None and (len(rows) != 3 or rows[1] != 1))
             or kv.get_device() != index
             or qo_indptr.get_device() != index
             or kv_indptr.get_device() != index
@@ -293,16 +335,21 @@ class Dispatcher:
                 lse.fill_(float("-inf"))
             return (out, lse) if return_lse else out  # type: ignore[return-value]
 
-        mean = rows[0] // batch
+        if pages is None:
+            where: tuple[torch.Tensor | None, ...] = (kv_indptr,)
+            mean = rows[0] // batch
+        else:  # how many of the pool's rows are theirs nobody says
+            where = (pages.indptr, pages.indices, pages.lens)
+            mean = guess_kv_len(pages, batch) if kv_len is None else kv_len
         chosen = self._chosen.get((build, name, total_q, mean, kv_len))
         if chosen is None:
             chosen = self._remember(build, name, total_q, mean, kv_len)
         run, splits = chosen
         if index >= 0 and index != current_device():
             with torch.cuda.device(index):
-                run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
+                run(q, kv, qo_indptr, *where, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
         else:
-            run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
+            run(q, kv, qo_indptr, *where, kv_visible, kv_scale, sm_scale, out, lse, *splits, workspace)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _remember(
@@ -342,9 +389,10 @@ class Dispatcher:
             raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
         if not kv.is_contiguous():
             raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
-        if kv.dim() != 2 and (kv.dim() != 3 or kv.shape[1] != 1):
+        if kv.dim() != 2 and build.page_size is None and (kv.dim() != 3 or kv.shape[1] != 1):
             raise ValueError(
-                f"kv has shape {tuple(kv.shape)}; it must be [total_kv, {kv.shape[-1]}], or that with a 1 between"
+                f"kv has shape {tuple(kv.shape)}; it must be [total_kv, {kv.shape[-1]}], or that with a 1 between. For "
+                "paged KV give block_table, or kv_indices, and kv_lens"
             )
         for name, tensor in (("kv", kv), ("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             if tensor.device != q.device:

@@ -3,9 +3,9 @@
 
 A shape of the spec serves the calls with its number of query rows whose KV length is nearest to its own (by ratio),
 from half to twice its length. Calls whose longest request is known to be much longer than the mean are served by the
-balanced kernel, if the build has one; so are large calls that do not say. Every other call is served by the general
-kernels, with the splits of the split rule. All kernels are right for every call; the choice decides speed only. A
-batch-invariant build has one kernel and no choice.
+balanced kernel, if the build has one; so are large calls, and those of paged KV, that do not say. Every other call is
+served by the general kernels, with the splits of the split rule. All kernels are right for every call; the choice
+decides speed only. A batch-invariant build has one kernel and no choice.
 """
 
 from collections.abc import Iterator
@@ -43,9 +43,13 @@ class General:
 
 
 class Choice:
-    """The rule for one KV dtype of a build. `shapes`: query rows of a call -> KV rows of a request -> module."""
+    """The rule for one KV dtype of a build. `shapes`: query rows of a call -> KV rows of a request -> module.
 
-    def __init__(self, shapes: dict[int, dict[int, str]], general: General):
+    `paged`: the KV is, so that the host knows no mean length, only a longest one.
+    """
+
+    def __init__(self, shapes: dict[int, dict[int, str]], general: General, paged: bool = False):
+        self.paged = paged
         self.ranges = {rows: _ranges(lengths) for rows, lengths in shapes.items()}
         self.general = general
 
@@ -68,6 +72,8 @@ class Choice:
         """Whether a call is one for the balanced kernel."""
         if not 1 < rows <= self.general.balanced_rows:
             return False
+        if longest is None and self.paged:
+            return True  # the mean is a guess by the room for page numbers
         if longest is None:
             return kv_len >= UNSURE_KV_LEN and rows * kv_len >= UNSURE_KV_ROWS
         return longest > RAGGED * kv_len
@@ -146,7 +152,7 @@ def choice_of(tables: ModuleType, kv: str) -> Choice | OneKernel:
     """The rule that a build's tables give for a KV dtype."""
     if tables.BATCH_INVARIANT:
         return OneKernel(tables.INVARIANT[kv])
-    return Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv]))
+    return Choice(tables.SHAPES[kv], General(*tables.GENERAL[kv]), tables.PAGE_SIZE is not None)
 
 
 _choose_splits = lru_cache(maxsize=4096)(choose_splits)

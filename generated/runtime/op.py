@@ -11,11 +11,13 @@ import torch
 
 from .calls import Dispatcher
 
-_INPUTS = "Tensor q, Tensor kv, Tensor qo_indptr, Tensor kv_indptr"
+_INPUTS = "Tensor q, Tensor kv, Tensor qo_indptr, Tensor? kv_indptr"
 _OPTIONS = "float sm_scale, Tensor? kv_scale=None, Tensor? kv_visible=None, SymInt? max_kv_len=None"
+_RESULTS, _WORKSPACE = "Tensor(a!) out, Tensor(b!) lse", "Tensor(c!)? workspace=None"  # last: inductor puts it there
+_PAGES = "Tensor? block_table=None, Tensor? kv_indices=None, Tensor? kv_lens=None"
 SCHEMAS = {
-    "mla_decode": f"({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
-    "mla_decode_into": f"({_INPUTS}, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}, Tensor(c!)? workspace=None) -> ()",
+    "mla_decode": f"({_INPUTS}, {_OPTIONS}, {_PAGES}) -> (Tensor, Tensor)",
+    "mla_decode_into": f"({_INPUTS}, {_RESULTS}, {_OPTIONS}, {_PAGES}, {_WORKSPACE}) -> ()",
 }
 
 Tensor = torch.Tensor
@@ -37,37 +39,57 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         q: Tensor,
         kv: Tensor,
         qo_indptr: Tensor,
-        kv_indptr: Tensor,
+        kv_indptr: Tensor | None,
         sm_scale: float,
         kv_scale: Tensor | None = None,
         kv_visible: Tensor | None = None,
         max_kv_len: int | None = None,
+        block_table: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         return dispatcher.mla_decode(  # type: ignore[return-value]
             q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            max_kv_len=max_kv_len, return_lse=True,
+            block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, return_lse=True,
         )  # fmt: skip
 
     def decode_into(
         q: Tensor,
         kv: Tensor,
         qo_indptr: Tensor,
-        kv_indptr: Tensor,
+        kv_indptr: Tensor | None,
         out: Tensor,
         lse: Tensor,
         sm_scale: float,
         kv_scale: Tensor | None = None,
         kv_visible: Tensor | None = None,
         max_kv_len: int | None = None,
+        block_table: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
         workspace: Tensor | None = None,
     ) -> None:
         dispatcher.mla_decode(
             q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            max_kv_len=max_kv_len, out=out, lse=lse, workspace=workspace,
+            block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, out=out, lse=lse,
+            workspace=workspace,
         )  # fmt: skip
 
-    def fake_decode(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        shape, dtype = dispatcher.result(q)
+    def fake_decode(
+        q: Tensor,
+        kv: Tensor,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor | None,
+        sm_scale: float,
+        kv_scale: Tensor | None = None,
+        kv_visible: Tensor | None = None,
+        max_kv_len: int | None = None,
+        block_table: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        paged = block_table is not None or kv_indices is not None
+        shape, dtype = dispatcher.result(q, kv if paged else None)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
     def fake_decode_into(*_: object, **__: object) -> None:
@@ -88,26 +110,31 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         q: Tensor,
         kv: Tensor,
         qo_indptr: Tensor,
-        kv_indptr: Tensor,
+        kv_indptr: Tensor | None = None,
         *,
         sm_scale: float,
         kv_scale: Tensor | None = None,
         kv_visible: Tensor | None = None,
+        block_table: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
         max_kv_len: int | None = None,
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
         workspace: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        options = (sm_scale, kv_scale, kv_visible, max_kv_len)
+        pages = (block_table, kv_indices, kv_lens)
         if out is None and workspace is not None:
-            shape, dtype = dispatcher.result(q)
+            shape, dtype = dispatcher.result(q, None if block_table is None and kv_indices is None else kv)
             out = q.new_empty(shape, dtype=dtype)
         if out is None:
-            out, made = new(q, kv, qo_indptr, kv_indptr, sm_scale, kv_scale, kv_visible, max_kv_len)
+            out, made = new(q, kv, qo_indptr, kv_indptr, *options, *pages)
             lse = made if lse is None else lse.copy_(made)
         else:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
-            into(q, kv, qo_indptr, kv_indptr, out, lse, sm_scale, kv_scale, kv_visible, max_kv_len, workspace)
+            into(q, kv, qo_indptr, kv_indptr, out, lse, *options, *pages, workspace)
         return (out, lse) if return_lse else out
 
     mla_decode.__doc__ = Dispatcher.mla_decode.__doc__

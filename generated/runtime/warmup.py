@@ -21,6 +21,7 @@ import triton
 from .calls import DTYPES, Build, Dispatcher, full_device
 from .launch import ON_AMD, RANGE
 
+PAGES = ("table", "list", "rows")  # ways to give the pages of paged KV
 Progress = Callable[[int, int, str], None]
 
 
@@ -43,24 +44,31 @@ class Call:
     visible: bool
     rows: int  # query rows: kernels that merge any number of splits have one stage 2 for few and one for many
     large: bool  # a KV pool that AMD's 32-bit offsets do not reach over
+    pages: str = ""  # how paged KV is given, see `PAGES`
 
     def run(self, device: torch.device, pool: torch.Tensor | None) -> None:
-        """Query rows over one KV row, which for a large call lies in `pool`."""
+        """Query rows over one KV row, which for a large call lies in `pool`; paged KV is one page."""
         build, row = self.build, self.build.latent + self.build.rope
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             dtype = DTYPES[self.kv]
-            size = row * dtype.itemsize
+            size = row * dtype.itemsize * (build.page_size or 1)
             memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
-            kv = memory[:size].zero_().view(dtype).view(1, row)
+            kv = memory[:size].zero_().view(dtype).view(-1, row)
             rows = self.rows
             q = torch.zeros((rows, build.heads, row), dtype=build.q, device=device)
             q_ends = torch.tensor([0, rows], dtype=self.index, device=device)
             ends = torch.tensor([0, 1], dtype=self.index, device=device)
+            where: tuple[torch.Tensor | None, ...] = (ends,)
+            if build.page_size is not None:
+                kv = kv.view(-1, build.page_size, row)
+                numbers = torch.zeros((1, 1), dtype=torch.int32, device=device)
+                lens = None if self.pages == "rows" else torch.ones(1, dtype=torch.int32, device=device)
+                where = (None, numbers, lens) if self.pages == "table" else (ends, numbers.view(1), lens)
             visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
             scale = torch.ones(1, device=device) if self.scaled else None
             out = torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device)
             lse = torch.empty((rows, build.heads), device=device)
-            args = (q, kv, q_ends, ends, visible, scale, 1.0, out, lse)
+            args = (q, kv, q_ends, *where, visible, scale, 1.0, out, lse)
             run = build.kernel(self.kernel).run
             run(*args) if self.splits is None else run(*args, self.splits)
 
@@ -70,6 +78,7 @@ def calls(
     indices: Sequence[torch.dtype],
     scaled: Sequence[bool] | None,
     visible: Sequence[bool],
+    pages: Sequence[str] = PAGES,
 ) -> list[Call]:
     """One call for each kernel of `builds` and each kind of arguments."""
     found = []
@@ -77,10 +86,11 @@ def calls(
         for kv, choice in build.choices.items():
             scales = (kv.startswith("fp8"),) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
-            for (kernel, splits, rows), index, scale, seen, large in itertools.product(
-                choice.kernels(), indices, scales, visible, pools
+            ways = [way for way in pages if way != "rows" or build.page_size == 1] if build.page_size else [""]
+            for (kernel, splits, rows), index, scale, seen, large, way in itertools.product(
+                choice.kernels(), indices, scales, visible, pools, ways
             ):
-                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large))
+                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large, way))
     return found
 
 
@@ -91,6 +101,7 @@ def warmup(
     indices: Sequence[torch.dtype] = (torch.int32,),
     scaled: Sequence[bool] | None = None,
     visible: Sequence[bool] = (False,),
+    pages: Sequence[str] = PAGES,
     threads: int | None = None,
     progress: Progress | None = show,
 ) -> int:
@@ -100,6 +111,8 @@ def warmup(
     indices    dtypes of qo_indptr and kv_indptr that calls will use, both alike
     scaled     whether calls give kv_scale: (True,), (False,) or both; None is with fp8 KV and not with other
     visible    whether calls give kv_visible, likewise
+    pages      how calls give the pages of paged KV: `table` (block_table), `list` (kv_indices with kv_lens), `rows`
+               (kv_indices alone, pages of one row)
     threads    compilations at a time; None is one for each CPU core
     progress   called with (done, of all, kernel) after each; None is silence
 
@@ -107,7 +120,7 @@ def warmup(
     no build serves the device.
     """
     device = full_device(device)
-    todo = calls(dispatcher.serving(device), indices, scaled, visible)
+    todo = calls(dispatcher.serving(device), indices, scaled, visible, pages)
     if triton.knobs.runtime.interpret:
         threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
     for call in todo:  # imports take Python's lock: before the threads

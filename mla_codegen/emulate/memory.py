@@ -117,10 +117,15 @@ class Buffer:
         return f"{self.name} {list(self.tensor.shape)} {str(self.tensor.dtype).removeprefix('torch.')}"
 
 
+def _first(bad: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Where `bad` holds first; () in a scalar."""
+    return tuple(int(i[0]) for i in np.nonzero(bad)) if bad.ndim else ()
+
+
 def _fault(
     buffer: Buffer, size: int, index: NDArray[Any], bad: NDArray[np.bool_], verb: str, others: list[Buffer]
 ) -> None:
-    first = tuple(int(i[0]) for i in np.nonzero(bad))
+    first = _first(bad)
     offset = int(index[first]) if index.ndim else int(index)
     count = int(bad.sum())
     low, high = int(index[bad].min()), int(index[bad].max())
@@ -192,7 +197,7 @@ def _check_written(buffer: Buffer, size: int, index: NDArray[Any], mask: NDArray
     if mask is not None:
         bad &= mask
     if bad.any():
-        first = tuple(int(i[0]) for i in np.nonzero(bad))
+        first = _first(bad)
         raise EmulatorError(
             f"load of unwritten memory: argument {buffer.describe()}, element offset {int(np.asarray(index)[first])}"
             f" ({int(bad.sum())} elements)",
@@ -236,7 +241,7 @@ def _mark_writer(
         old, new = (np.ascontiguousarray(x).view(f"u{size}") for x in (memory[index], value))
         clash &= old.reshape(clash.shape) != new.reshape(clash.shape)
         if clash.any():
-            first = tuple(int(i[0]) for i in np.nonzero(clash))
+            first = _first(clash)
             raise EmulatorError(
                 f"store to argument {buffer.describe()}, element offset {int(index[first])}"
                 f" ({int(clash.sum())} elements), where program {int(before[first]) - 1} stored another value",

@@ -112,6 +112,8 @@ class Details:
 
 def refuse(request: Request, form: Form | str) -> str | None:
     """Why a family cannot serve with the form that it would take, or None. A `str` is why there is none."""
+    if request.page_size is not None:
+        return "its tiles are consecutive rows, so it does not serve paged KV"
     if isinstance(form, str):
         return form
     if (request.q, request.out) != ("bf16", "bf16"):

@@ -35,6 +35,7 @@ HEADS_OF_A_BLOCK = 16
 LATENTS = (128, 256, 512)
 ROPES = (32, 64, 128)
 WARPS_OF_TILE = {64: 4, 128: 8}  # each warp takes 16 KV rows of the scores
+MIN_PAGE = 16  # rows: boxes of fewer bytes would not be worth their TMA instructions
 SM_BYTES, RESERVED = 233472, 1024  # shared memory of an SM, and what each program takes beside its own
 # A block of 16 heads reads the KV again. On an H200 bf16 KV at 64 x 8192 with 128 heads took 704 us so, and 481 us in
 # plain Triton with blocks of 64 heads (fp8: 434 and 797 us): with more heads than this it serves only when asked for.
@@ -51,7 +52,7 @@ class Details:
     compute        element type of PV's products; gl_kv: the KV's as Gluon names it; torch_kv: as torch does
     kind           folder of templates: fp8 or bf16
     bits           of a KV element; swizzle_latent, swizzle_rope: bytes over which TMA swizzles each part
-    tile_bytes     of a KV tile
+    tile_bytes     of a KV tile; boxes: that TMA brings it in, box_rows: rows of each
     shares_sm      two programs fit an SM
     lse_bound      what `verify` lets LSE be off by, for scores of a few units: q as two fp8 numbers has 8 to 9 bits
     merge_splits   splits that stage 2 loads, a power of two; masked_splits: some of them do not exist
@@ -68,6 +69,8 @@ class Details:
     swizzle_latent: int
     swizzle_rope: int
     tile_bytes: int
+    boxes: int
+    box_rows: int
     shared_kb: int
     shares_sm: bool
     v_rows: int
@@ -81,11 +84,17 @@ class Details:
     columns: int
     stage2_warps: int
 
+    @property
+    def several_boxes(self) -> bool:
+        return self.boxes > 1
+
 
 def refuse(request: Request) -> str | None:
     """Why the family cannot serve, or None."""
     if request.kv not in ("fp8_e4m3fn", "bf16"):
         return f"its products are of fp8_e4m3fn and bf16 KV, not of {request.kv}"
+    if request.page_size is not None and request.page_size < MIN_PAGE:
+        return f"TMA brings it pages of {MIN_PAGE} rows or more, not of {request.page_size}"
     if (request.q, request.out) != ("bf16", "bf16"):
         return f"q and out are bf16 in it, not {request.q} and {request.out}"
     if request.latent not in LATENTS or request.rope not in ROPES:
@@ -150,6 +159,7 @@ def details(request: Request) -> Details:
     automatic = _column_blocks(merge_splits if request.splits else MAX_SPLITS, request.latent)
     column_blocks = request.knobs.take("column_blocks", automatic)
     columns = request.latent // column_blocks
+    box_rows = min(request.page_size or numbers.block_n, numbers.block_n)
     return Details(
         compute="fp16" if request.is_fp8 else "bf16",
         kind="fp8" if request.is_fp8 else "bf16",
@@ -159,6 +169,8 @@ def details(request: Request) -> Details:
         swizzle_latent=min(128, request.latent * size),
         swizzle_rope=min(128, request.rope * size),
         tile_bytes=numbers.block_n * request.row * size,
+        boxes=numbers.block_n // box_rows,
+        box_rows=box_rows,
         shared_kb=round(numbers.shared_bytes / 1024),
         shares_sm=numbers.resident == 2,
         v_rows=V_ROWS,
@@ -178,7 +190,7 @@ def stages(kernel: Any) -> list[Stage]:
     """The kernels in the file of a `KernelPlan`."""
     f, element = kernel.details, POINTER[kernel.kv].lstrip("*")
     tiles = {
-        f"kv_{part}": f"tensordesc<{element}[{kernel.block_n}, {columns}],NVMMASharedLayout("
+        f"kv_{part}": f"tensordesc<{element}[{f.box_rows}, {columns}],NVMMASharedLayout("
         f"swizzle_byte_width={swizzle}, element_bitwidth={f.bits}, rank=2)>"
         for part, columns, swizzle in (
             ("latent", kernel.latent, f.swizzle_latent),

@@ -53,6 +53,7 @@ class Knobs:
 class Request:
     """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time.
 
+    page_size  KV rows of a page; None: the rows of a request are consecutive ones
     balanced   a kernel whose programs share out all query rows' tiles
     """
 
@@ -66,6 +67,7 @@ class Request:
     options: tuple[str, ...]
     knobs: Knobs
     splits: int | None = None
+    page_size: int | None = None
     balanced: bool = False
 
     @property

@@ -1,7 +1,7 @@
 """What a family says of the kernels in its files, so that they can be compiled without a GPU: arguments and options.
 
 A launch tells Triton the types of its arguments and a few facts about their values; `Stage` states the same ahead of
-time for a call as `custom_kernel` makes it: int32 ranges, no `kv_visible`, a `kv_scale` where the KV is fp8.
+time for the usual call: int32 ranges (paged KV: a table of pages), no `kv_visible`, a `kv_scale` where the KV is fp8.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,9 @@ class Stage:
     signature: Mapping[str, str]
     options: Mapping[str, Any]
     constants: Mapping[str, Any] = field(default_factory=dict)
-    unaligned: frozenset[str] = frozenset({"sm_scale", "batch", "q_len", "splits", "total_q", "programs"})
+    unaligned: frozenset[str] = frozenset(
+        {"sm_scale", "batch", "q_len", "page_stride", "splits", "total_q", "programs"}
+    )
     pools: frozenset[str] = frozenset()
     turn_rows: int | None = None
 
@@ -54,16 +56,19 @@ def stage1(kernel: Any, kv: Mapping[str, str], *, turn_rows: int, pools: frozens
     results = {"out": POINTER[kernel.out], "lse": "*fp32"}
     partial = {"partial": "*fp32", "partial_lse": "*fp32"} | ({"shares": "*i32"} if kernel.balanced else {})
     at_run_time = ("total_q", "programs") if kernel.balanced else () if kernel.splits else ("splits",)
+    table = {"kv_indices": "*i32", "kv_lens": "*i32", "page_stride": "i32"}
+    left_out = ["kv_visible"] + ["kv_indptr"] * kernel.paged + ["kv_scale"] * (not kernel.kv.startswith("fp8"))
     return Stage(
         "stage1",
         {
             "q": POINTER[kernel.q], **kv, **(results if kernel.direct else partial),
-            "qo_indptr": "*i32", "kv_indptr": "*i32", **({"kv_scale": "*fp32"} if kernel.kv.startswith("fp8") else {}),
+            "qo_indptr": "*i32", **(table if kernel.paged else {"kv_indptr": "*i32"}),
+            **({"kv_scale": "*fp32"} if kernel.kv.startswith("fp8") else {}),
             "sm_scale": "fp32", "batch": "i32", "q_len": "i32", "stride_qt": "i32", "stride_qh": "i32",
             **dict.fromkeys(at_run_time, "i32"),
         },
         options_of(kernel),
-        {"kv_visible": None} | ({} if kernel.kv.startswith("fp8") else {"kv_scale": None}),
+        dict.fromkeys(left_out),
         pools=pools,
         turn_rows=turn_rows,
     )  # fmt: skip

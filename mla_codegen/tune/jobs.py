@@ -14,7 +14,7 @@ from ..reference import TORCH, Case, make_case, reference, relative_l2
 from ..timing import Gpu, alternate
 from ..verify import edge_lengths
 from ..workers import first_line
-from ..workload import Truth, Workload, make_inputs, poisoned
+from ..workload import Truth, Workload, kv_arguments, make_inputs, poisoned
 from .store import Measured
 
 CHECKED_ROWS = 40_000  # KV rows of a check, about: the truth of more takes longer than compiling
@@ -51,12 +51,23 @@ class Race:
     rounds: int
 
 
-def _call(built: Built, workload: Workload, case: Case, out: torch.Tensor, return_lse: bool = False) -> Any:
-    decode = dispatch(built.folder, built.package).mla_decode
-    return decode(
-        case.q, case.kv, case.qo_indptr, case.kv_indptr, sm_scale=case.sm_scale, kv_scale=case.kv_scale,
-        max_kv_len=workload.kv_len, out=out, return_lse=return_lse,
+def _call(
+    built: Built,
+    workload: Workload,
+    case: Case,
+    kv: dict[str, torch.Tensor],
+    out: torch.Tensor,
+    return_lse: bool = False,
+) -> Any:
+    return dispatch(built.folder, built.package).mla_decode(
+        q=case.q, qo_indptr=case.qo_indptr, sm_scale=case.sm_scale, kv_scale=case.kv_scale,
+        max_kv_len=workload.kv_len, out=out, return_lse=return_lse, **kv,
     )  # fmt: skip
+
+
+def _page_size(built: Built) -> int | None:
+    (build,) = dispatch(built.folder, built.package).DISPATCHER.builds
+    return build.page_size
 
 
 def _poison(workload: Workload, case: Case) -> torch.Tensor:
@@ -83,7 +94,7 @@ def _check(job: Check, where: str) -> str:
     ).to(where)  # fmt: skip
     out = _poison(workload, case)
     with poisoned(workload, case.q.device):
-        _, lse = _call(built, workload, case, out, return_lse=True)
+        _, lse = _call(built, workload, case, kv_arguments(case, _page_size(built)), out, return_lse=True)
     want, want_lse = reference(case, workload.latent)
     if not bool(torch.isfinite(out).all()):
         return "wrong: NaN or infinity in the output"
@@ -112,10 +123,11 @@ def race(job: Race, device: Any = None) -> list[Measured]:
     case, truth = _inputs(job.workload, device.where, job.seed)
     results: dict[int, Measured] = {}
     replays = {}
+    kv = kv_arguments(case, _page_size(job.builts[0]))  # candidates differ in settings alone
     for index, built in enumerate(job.builts):
         try:
             out = _poison(job.workload, case)
-            replay, _ = device.capture(partial(_call, built, job.workload, case, out))
+            replay, _ = device.capture(partial(_call, built, job.workload, case, kv, out))
             out.fill_(float("nan"))
             replay()
             error = truth.error(out)

@@ -7,6 +7,7 @@ import torch
 
 from mla_codegen import emulate
 from mla_codegen.emulate import memory
+from mla_codegen.emulate.errors import EmulatorError
 
 SOURCE = """
 import torch
@@ -26,6 +27,11 @@ def guarded(x, y, scale):
     if scale is not None:
         value = value * tl.load(scale)
     tl.store(y, value)
+
+
+@triton.jit
+def element(x, y, i):
+    tl.store(y, tl.load(x + i))
 
 
 @triton.jit
@@ -50,6 +56,14 @@ def scratch(n):
 @pytest.fixture(scope="module")
 def module():
     return emulate.load(SOURCE, "memory_kernels")
+
+
+def test_a_scalar_load_outside_is_an_error(module) -> None:
+    """Also where the access has no elements to point at: a number, not a vector."""
+    with pytest.raises(EmulatorError, match=r"load outside argument x.*offset 4 of 4 \(1 such, offsets 4 to 4\)"):
+        module.element[(1,)](torch.zeros(4), torch.zeros(1), 4)
+    with pytest.raises(EmulatorError, match=r"unwritten memory: argument x.*offset 2"):
+        module.element[(1,)](emulate.poison(torch.empty(4)), torch.zeros(1), 2)
 
 
 def test_strided_view_is_read_through_its_own_stride(module) -> None:
