@@ -1,6 +1,7 @@
 """Spec -> Plan: every decision about every kernel, made once, before anything is rendered.
 
-A `KernelPlan` is a frozen record that templates only place. What only one template family needs is in its `details`.
+A `KernelPlan` (`kernel`) is a frozen record that templates only place. What only one template family needs is in its
+`details`.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from .errors import Loc, Problem, did_you_mean
 from .families import FAMILIES
 from .families.request import BALANCED_ROWS, Knobs, Layer, Request, Resolved, Resources
 from .invariant import shared_splits
+from .kernel import KernelPlan
 from .optimizations import OPTIMIZATIONS
 from .runtime.choice import Choice, General, OneKernel
 from .runtime.splits import MAX_SPLITS, choose_splits
@@ -20,169 +22,11 @@ MERGE_AT_ONCE = 64  # splits whose partials (of 512 columns) fit the registers o
 MERGE_TILE = 16  # splits that 4 warps merge at a time otherwise
 
 
-# The general kernels: end of the name, splits, what for, and what is to be said of them.
-_ANY = "for shapes that the spec does not name"
-GENERAL = {
-    "direct": ("any_direct", "one split", _ANY, "Right for any number of requests of any lengths."),
-    "split": ("any", "splits at run time", _ANY, "Right for any number of requests of any lengths."),
-    "balanced": (
-        "balanced", "splits shared out on the device", "for requests of lengths that differ much",
-        f"Right for requests of any lengths, up to {BALANCED_ROWS} query rows in all.",
-    ),
-}  # fmt: skip
 BALANCED = frozenset(name for name, family in FAMILIES.items() if getattr(family, "BALANCED", False))
 
 
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """One kernel file, every number resolved. Field names are what the templates say."""
-
-    name: str
-    spec_name: str
-    spec_file: str
-    build_command: str
-    origin: str
-    title: str
-    summary: str
-    target: str
-    family: str
-    # shape; None: kernels for any shape
-    batch: int | None
-    kv_len: int | None
-    # dimensions
-    heads: int
-    latent: int
-    rope: int
-    row: int
-    # element types
-    q: str
-    kv: str
-    page_size: int | None  # KV rows of a page; None: the KV is ragged
-    out: str
-    compute: str  # element type of the products
-    details: Any  # what the family's templates need beside this: `f` there
-    # tiles and launch
-    splits: int | None
-    max_splits: int
-    all_splits: int  # the same, rounded up to a power of two
-    merge_at_once: bool  # stage 2 loads all splits' partials at once, not MERGE_TILE at a time
-    block_n: int
-    block_h: int
-    head_blocks: int
-    num_warps: int
-    num_stages: int
-    waves_per_eu: int | None
-    split_tile: int
-    stage2_warps: int
-    places: int
-    resident: int
-    shared_bytes: int
-    # steps
-    exp2: bool
-    fast_rcp: bool
-    reciprocal: tuple[str, str] | None
-    xcd_remap: bool
-    xcds: int
-    streaming: bool
-    peeled: bool
-    direct: bool
-    balanced: bool  # programs take equal shares of all query rows' tiles, not a fixed number of splits of each
-    masked_heads: bool
-    # where it came from
-    resolved: dict[str, Resolved]
-    optimizations: tuple[str, ...]
-    not_taken: tuple[str, ...]
-
-    @property
-    def paged(self) -> bool:
-        return self.page_size is not None
-
-    @property
-    def rows_are_pages(self) -> bool:
-        return self.page_size == 1
-
-    @property
-    def gathered(self) -> bool:
-        """A tile may lie in several pages."""
-        return self.page_size is not None and self.page_size % self.block_n != 0
-
-    @property
-    def exp(self) -> str:
-        return "tl.math.exp2" if self.exp2 else "tl.exp"
-
-    @property
-    def exp_name(self) -> str:
-        return "exp2" if self.exp2 else "exp"
-
-    @property
-    def log(self) -> str:
-        return "tl.math.log2" if self.exp2 else "tl.log"
-
-    @property
-    def splits_name(self) -> str:
-        return "SPLITS" if self.splits else "splits"
-
-    @property
-    def splits_value(self) -> str:
-        return "SPLITS.value" if self.splits else "splits"
-
-    @property
-    def any_splits(self) -> bool:
-        """It takes the number of splits at run time."""
-        return self.splits is None and not self.balanced
-
-    @property
-    def results(self) -> str:
-        shares = ", shares" if self.balanced else ""
-        return "out, lse" if self.direct else f"partial, partial_lse{shares}"
-
-    @property
-    def occupancy(self) -> tuple[int, int]:
-        """Compute units of the device, and programs that share one."""
-        return self.places // self.resident, self.resident
-
-    @property
-    def max_rows(self) -> int:
-        return BALANCED_ROWS
-
-    @property
-    def unspecialized(self) -> str:
-        """Stage 1's integers that differ from call to call and make no other binary."""
-        names = ["batch", "q_len"] + ["page_stride"] * self.paged
-        if self.balanced:
-            names += ["total_q", "programs"]
-        elif not self.splits:
-            names.append("splits")
-        return str(names).replace("'", '"')
-
-    @property
-    def ranges(self) -> str:
-        """Arguments that say which rows a query row sees."""
-        if self.paged:
-            return "qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_stride"
-        return "qo_indptr, kv_indptr, kv_visible, batch, q_len"
-
-    @property
-    def grid1(self) -> str:
-        factors = ["programs" if self.balanced else "total_q"]
-        if self.head_blocks > 1:
-            factors.append("HEAD_BLOCKS.value")
-        if not self.direct and not self.balanced:
-            factors.append(self.splits_value)
-        return " * ".join(factors)
-
-    @property
-    def program_is(self) -> str:
-        parts = ["query row"]
-        if self.head_blocks > 1:
-            parts.append("head block")
-        if not self.direct:
-            parts.append("split")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -321,31 +165,18 @@ def _kernel(
             knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
         splits = auto if asked == "auto" else int(asked)
         direct = splits == 1 and "direct_out" in have
-    if shape is not None:
-        name = f"{kv}_b{shape.batch}_kv{shape.kv_len}"
-        origin = f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}"
-        tuned = f"tuned for {shape.batch} requests of {shape.kv_len} rows on {target.name} ({target.title})"
-        summary = "Right for any number of requests of any lengths; fastest near the shape above."
-    elif kind == "invariant":
-        name = f"{kv}_invariant"
-        origin = f"any shape, batch-invariant, KV {kv}"
-        tuned = f"batch-invariant, for every shape, on {target.name} ({target.title})"
-        summary = "Serves every call of its KV type, so that a query row's bits do not depend on its batch."
     else:
-        name_end, what, use, summary = GENERAL[kind]
         direct = kind == "direct"
         splits = 1 if direct else None
-        knobs.resolved["splits"] = Resolved(1 if direct else what, "the general kernels")
-        name = f"{kv}_{name_end}"
-        origin = f"any shape, {what}, KV {kv}"
-        tuned = f"{use}, on {target.name} ({target.title})"
+        knobs.resolved["splits"] = Resolved(1 if direct else GENERAL[kind][1], "the general kernels")
     balanced = kind == "balanced"
+    name, origin, use, summary = _words(kind, kv, shape)
     details = family.details(replace(request, splits=splits, balanced=balanced))
     if "direct_out" in options and not direct:
         not_taken.append("direct_out: there is more than one split")
     not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
     taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
-    plural = f"{heads} head{'s' if heads > 1 else ''}"
+    model = f"{heads} head{'s' if heads > 1 else ''} of latent {latent} + rope {rope}"
     all_splits = _power_of_two(splits or MAX_SPLITS)
     at_once = splits is not None and all_splits <= MERGE_AT_ONCE
 
@@ -356,7 +187,7 @@ def _kernel(
             spec_file=spec_file,
             build_command=f"mla-codegen build {spec_file}",
             origin=origin,
-            title=f"MLA decode, {plural} of latent {latent} + rope {rope}, {kv} KV{spec.kv.words},\n{tuned}.",
+            title=f"MLA decode, {model}, {kv} KV{spec.kv.words},\n{use} on {target.name} ({target.title}).",
             summary=summary,
             target=target.name,
             family=family.NAME,
@@ -402,6 +233,35 @@ def _kernel(
             not_taken=tuple(not_taken),
         )
     ]
+
+
+# The kernels for any shape: end of the name, which they are, what for, and what is to be said of them.
+_ANY = ("for shapes that the spec does not name,", "Right for any number of requests of any lengths.")
+GENERAL = {
+    "direct": ("any_direct", "one split", *_ANY),
+    "split": ("any", "splits at run time", *_ANY),
+    "balanced": (
+        "balanced", "splits shared out on the device", "for requests of lengths that differ much,",
+        f"Right for requests of any lengths, up to {BALANCED_ROWS} query rows in all.",
+    ),
+    "invariant": (
+        "invariant", "batch-invariant", "batch-invariant, for every shape,",
+        "Serves every call of its KV type, so that a query row's bits do not depend on its batch.",
+    ),
+}  # fmt: skip
+
+
+def _words(kind: str, kv: str, shape: Shape | None) -> tuple[str, str, str, str]:
+    """(name, which shape it is for, what for, what is to be said of it)."""
+    if shape is None:
+        end, which, use, summary = GENERAL[kind]
+        return f"{kv}_{end}", f"any shape, {which}, KV {kv}", use, summary
+    return (
+        f"{kv}_b{shape.batch}_kv{shape.kv_len}",
+        f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}",
+        f"tuned for {shape.batch} requests of {shape.kv_len} rows",
+        "Right for any number of requests of any lengths; fastest near the shape above.",
+    )
 
 
 def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tuple[Any, list[str]]:

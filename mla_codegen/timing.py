@@ -129,7 +129,7 @@ class Gpu:
     """The current CUDA or HIP device."""
 
     def __init__(self) -> None:
-        from .runtime.calls import target_of
+        from .runtime.builds import target_of
 
         self.where = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.where)

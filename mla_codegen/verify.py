@@ -130,7 +130,7 @@ def _device_of(plan: Plan, device: str) -> str:
 
     if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
         return "cpu"
-    from .runtime.calls import target_of
+    from .runtime.builds import target_of
 
     return "cuda" if plan.target.name in ("portable", target_of(torch.device("cuda", 0))) else "cpu"
 

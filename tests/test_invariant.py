@@ -13,7 +13,7 @@ from mla_codegen.cli import app
 from mla_codegen.invariant import shared_splits
 from mla_codegen.plan import Plan
 from mla_codegen.render import render_kernel
-from mla_codegen.runtime.calls import Build
+from mla_codegen.runtime.builds import Build
 from mla_codegen.runtime.splits import MAX_SPLITS, choose_splits, cost
 
 SHAPES = [{"batch": 4, "kv_len": 1024}, {"batch": 64, "kv_len": 8192}]

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from .calls import Build, Dispatcher
+from .builds import Build
+from .calls import Dispatcher
 from .scratch import size_of
 
 

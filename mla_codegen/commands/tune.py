@@ -137,7 +137,7 @@ def describe_gpu(_: None) -> tuple[str, str] | None:
     """(name, architecture), or None without a GPU."""
     import torch
 
-    from ..runtime.calls import target_of
+    from ..runtime.builds import target_of
 
     if not torch.cuda.is_available():
         return None

@@ -1,85 +1,21 @@
 """From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
 
-import importlib
 from collections.abc import Callable
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import torch
 import triton
 
-from .choice import choice_of
-from .gluon import mismatch
-from .launch import Launch, current_device
+from .builds import NAMES, Build, full_device, gluon_unfit, target_of
+from .complaints import INDEX, complain, describe
+from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8_e4m3fn": torch.float8_e4m3fn,
-    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
-INDEX = (torch.int32, torch.int64)
 SCALED = (tuple, list)  # how custom_kernel gets KV with its scale
 
 Splits = tuple[()] | tuple[int]  # what a kernel takes at run time: nothing, or how many
-
-
-class Build:
-    """What one spec built: its folder's tables, and its kernel modules once they are needed."""
-
-    def __init__(self, tables: ModuleType):
-        self.package = tables.__name__
-        self.target: str = tables.TARGET
-        self.spec: str = tables.SPEC
-        self.heads: int = tables.HEADS
-        self.latent: int = tables.LATENT
-        self.rope: int = tables.ROPE
-        self.q: torch.dtype = DTYPES[tables.Q]
-        self.out: torch.dtype = DTYPES[tables.OUT]
-        self.page_size: int | None = tables.PAGE_SIZE
-        self.gluon: bool = tables.GLUON
-        self.batch_invariant: bool = tables.BATCH_INVARIANT
-        self.kv: tuple[str, ...] = tables.KV
-        self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
-        self.forms = tuple(kv.split("_")[0] for kv in self.kv)  # what custom_kernel calls them
-        self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
-
-    def __str__(self) -> str:
-        kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
-        return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
-
-    def kernel(self, name: str) -> ModuleType:
-        """The module, its kernels exchanged for ones that launch with less host time."""
-        module = importlib.import_module(f"{self.package}.{name}")
-        for stage in ("stage1", "stage2"):
-            kernel = getattr(module, stage, None)
-            if isinstance(kernel, triton.JITFunction):  # not yet exchanged, and not interpreted
-                setattr(module, stage, Launch(kernel))
-        return module
-
-
-@lru_cache(maxsize=64)
-def target_of(device: torch.device) -> str:
-    """The name that a spec gives to a device's architecture: gfx942, sm_90, ..., or cpu."""
-    if device.type == "cpu":
-        return "cpu"
-    properties = torch.cuda.get_device_properties(device)
-    arch = getattr(properties, "gcnArchName", "")
-    if torch.version.hip:
-        return str(arch).split(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
-
-
-def full_device(device: torch.device | str | None) -> torch.device:
-    """A device with its index; None is the current GPU, or the CPU where kernels are interpreted."""
-    if device is None:
-        device = "cpu" if triton.knobs.runtime.interpret else "cuda"
-    device = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 class Dispatcher:
@@ -233,7 +169,7 @@ class Dispatcher:
             for build in self.builds
             if (build.heads, build.latent + build.rope, build.page_size) == (heads, row, page)
         ]
-        unfit = {str(build): why for build in fitting if build.gluon and (why := _gluon_unfit(target))}
+        unfit = {str(build): why for build in fitting if build.gluon and (why := gluon_unfit(target))}
         candidates = [build for build in fitting if str(build) not in unfit]
         for build in candidates:
             if build.target == target:
@@ -302,7 +238,7 @@ class Dispatcher:
             or batch < 0
             or (index < 0 and not q.device == kv.device == qo_indptr.device == kv_indptr.device)
         ):
-            self._explain(build, q, kv, qo_indptr, kv_indptr)
+            complain(build, q, kv, qo_indptr, kv_indptr)
         if type(sm_scale) is not float:
             sm_scale = float(sm_scale)  # an integer would be compiled in
         if kv_scale is not None:
@@ -310,13 +246,13 @@ class Dispatcher:
         if kv_visible is not None and (
             kv_visible.shape != (total_q,) or kv_visible.dtype is not torch.int32 or kv_visible.device != q.device
         ):
-            raise ValueError(f"kv_visible is {_describe(kv_visible)}; it must be int32 [{total_q}] on {q.device}")
+            raise ValueError(f"kv_visible is {describe(kv_visible)}; it must be int32 [{total_q}] on {q.device}")
         shape = (total_q, heads, build.latent)
         if out is None:
             out = torch.empty(shape, dtype=build.out, device=q.device)
         elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != q.device:
             wanted = f"contiguous {build.out} of shape {shape} on {q.device}"
-            raise ValueError(f"out is {_describe(out)}; it must be {wanted}")
+            raise ValueError(f"out is {describe(out)}; it must be {wanted}")
         if lse is None:
             if return_lse:  # else it lies in the scratch
                 lse = torch.empty((total_q, heads), dtype=torch.float32, device=q.device)
@@ -327,7 +263,7 @@ class Dispatcher:
             or lse.device != q.device
         ):
             wanted = f"contiguous fp32 of shape {(total_q, heads)} on {q.device}"
-            raise ValueError(f"lse is {_describe(lse)}; it must be {wanted}")
+            raise ValueError(f"lse is {describe(lse)}; it must be {wanted}")
         if total_q == 0 or batch == 0:
             out.zero_()
             if lse is not None:
@@ -373,47 +309,5 @@ class Dispatcher:
         if not isinstance(kv_scale, torch.Tensor):
             raise TypeError(f"kv_scale is {kv_scale!r}; it must be a tensor of one element on {device}, or None")
         if kv_scale.numel() != 1 or kv_scale.device != device:
-            raise ValueError(f"kv_scale is {_describe(kv_scale)}; it must have one element, on {device}")
+            raise ValueError(f"kv_scale is {describe(kv_scale)}; it must have one element, on {device}")
         return kv_scale if kv_scale.dtype is torch.float32 else kv_scale.to(torch.float32)
-
-    def _explain(
-        self, build: Build, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
-    ) -> None:
-        """Raise what is wrong with a call that failed the quick check."""
-        if q.dtype is not build.q:
-            raise TypeError(f"q is {q.dtype}; {build.spec} was built for {build.q}")
-        if q.stride(2) != 1:
-            raise ValueError(f"q has strides {q.stride()}; the last must be 1: call .contiguous() on it")
-        if kv.shape[-1] != q.shape[2]:
-            raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
-        if not kv.is_contiguous():
-            raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
-        if kv.dim() != 2 and build.page_size is None and (kv.dim() != 3 or kv.shape[1] != 1):
-            raise ValueError(
-                f"kv has shape {tuple(kv.shape)}; it must be [total_kv, {kv.shape[-1]}], or that with a 1 between. For "
-                "paged KV give block_table, or kv_indices, and kv_lens"
-            )
-        for name, tensor in (("kv", kv), ("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
-            if tensor.device != q.device:
-                raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
-        for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
-            if tensor.dtype not in INDEX:
-                raise TypeError(f"{name} is {tensor.dtype}; it must be int32 or int64")
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name} has strides {tensor.stride()}; it must be contiguous")
-        shapes = f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}"
-        raise ValueError(f"{shapes}; both must be [batch + 1]")
-
-
-def _gluon_unfit(target: str) -> str | None:
-    """Why Gluon kernels cannot run here; None where they can."""
-    if target == "cpu":
-        return (
-            "its kernels are Gluon, which Triton's interpreter does not run: build a spec for `portable` beside it, or "
-            "check the kernels with `mla-codegen verify`, which emulates them"
-        )
-    return mismatch()
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from .calls import target_of
+from .builds import target_of
 from .launch import Launch
 
 SLOTS = tl.constexpr(2)

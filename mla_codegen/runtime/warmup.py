@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import triton
 
-from .calls import DTYPES, Build, Dispatcher, full_device
+from .builds import DTYPES, Build, full_device
+from .calls import Dispatcher
 from .launch import ON_AMD, RANGE
 
 PAGES = ("table", "list", "rows")  # ways to give the pages of paged KV

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from harness import Builder, Kernels
 
-from mla_codegen.runtime.calls import target_of
+from mla_codegen.runtime.builds import target_of
 
 
 @pytest.fixture(scope="session")

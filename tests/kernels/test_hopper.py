@@ -17,7 +17,7 @@ from mla_codegen.inspection import subjects_of
 from mla_codegen.isa import Compiled, compile_jobs
 from mla_codegen.plan import PlanError
 from mla_codegen.reference import Case, make_case
-from mla_codegen.runtime import calls
+from mla_codegen.runtime import builds
 
 
 @dataclass(frozen=True)
@@ -297,5 +297,5 @@ def test_who_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case([9], seed=10)
     with pytest.raises(ValueError, match="mla-codegen verify"):
         kernels.decode(case)
-    monkeypatch.setattr(calls, "mismatch", lambda: "Gluon kernels here are written for triton 3.6, found 9.9")
-    assert "found 9.9" in (calls._gluon_unfit("sm_90") or "")
+    monkeypatch.setattr(builds, "mismatch", lambda: "Gluon kernels here are written for triton 3.6, found 9.9")
+    assert "found 9.9" in (builds.gluon_unfit("sm_90") or "")

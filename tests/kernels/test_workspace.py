@@ -117,7 +117,7 @@ def test_a_workspace_that_will_not_do(build: Builder) -> None:
 @pytest.mark.parametrize("kv", ["fp8_e4m3fn", "bf16"])
 def test_nothing_is_allocated_on_a_gpu(kv: str, tmp_path: Path) -> None:
     """With out, lse and workspace given; and `workspace_bytes` is enough for each call."""
-    from mla_codegen.runtime.calls import target_of
+    from mla_codegen.runtime.builds import target_of
     from mla_codegen.runtime.workspace import workspace_bytes
 
     device = torch.device("cuda", 0)

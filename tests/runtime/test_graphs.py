@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from steps import H200, SMALL, Built, Step, built, capture
 
-from mla_codegen.runtime.calls import target_of
+from mla_codegen.runtime.builds import target_of
 
 CUDA = torch.cuda.is_available()
 WHERE = torch.device("cuda", 0) if CUDA else torch.device("cpu")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from steps import H200, SMALL, Step, built
 
 from mla_codegen.runtime import descriptors
-from mla_codegen.runtime.calls import target_of
+from mla_codegen.runtime.builds import target_of
 from mla_codegen.write import read_manifest
 
 THREADS = 8
