@@ -81,13 +81,16 @@ class Choice:
     def kernels(self) -> list[tuple[str, int | None, int]]:
         """Every kernel of the rule, splits where it takes them at run time, and query rows to try it with.
 
-        What merges any number of splits has one stage 2 for few query rows and one for many.
+        Where there is a balanced kernel, what merges any number of splits has one stage 2 for few query rows and one for
+        many.
         """
         general = self.general
         shaped = {name for ranges in self.ranges.values() for _, _, name in ranges}
         found: list[tuple[str, int | None, int]] = [(general.direct, None, 1)]
+        if not general.balanced:
+            return [*found, (general.split, 2, 1), *((name, None, 1) for name in sorted(shaped))]
         found += [(general.split, 2, rows) for rows in (1, MANY)]
-        found += [(general.balanced, None, rows) for rows in (1, general.balanced_rows) if general.balanced]
+        found += [(general.balanced, None, rows) for rows in (1, general.balanced_rows)]
         return found + [(name, None, 1) for name in sorted(shaped)]
 
     def largest(self, total_q: int) -> Iterator[tuple[str, int, int | None]]:

@@ -18,7 +18,10 @@ import tempfile
 import time
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
+
+PARSES = 3  # tries of a parse that CPython fails
 
 
 class _StandIn(type):
@@ -285,6 +288,21 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__} {place} {type(inner).__name__}: {str(inner).strip()}"
 
 
+def _patiently(work: Callable[[dict[str, Any]], dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
+    """`work`, again where CPython 3.11 failed a parse for no fault of the text, which it does once in some thousands.
+
+    Its ast.parse counts the depth of what it builds, and now and then (a collection in its midst) counts wrong.
+    """
+    for _ in range(PARSES):
+        try:
+            return work(request)
+        except SystemError as error:
+            if "recursion depth mismatch" not in str(error):
+                raise
+            gc.disable()
+    return work(request)
+
+
 def main() -> None:
     request_path, result_path = sys.argv[1:3]
     # This file's folder must not shadow modules of the inspected file.
@@ -292,9 +310,9 @@ def main() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
-    gc.disable()  # CPython 3.11: a collection in the midst of ast.parse can fail it (recursion depth mismatch)
+    work = record_launch if "entry" in request else compile_request
     try:
-        record = record_launch(request) if "entry" in request else compile_request(request)
+        record = _patiently(work, request)
     except Exception as error:
         record = {"error": _reason(error), "traceback": traceback.format_exc()}
     with open(result_path + ".part", "w", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from harness import REPORTS, make_plans, make_spec
 
 from mla_codegen.inspection import subjects_of
 from mla_codegen.isa import inspect_cases
-from mla_codegen.render import render_kernel
+from mla_codegen.write import fresh_build, publish
 
 FOREIGN = REPORTS["e4m3fn-on-gfx942"]
 
@@ -38,13 +38,12 @@ def test_general_kernels_compile(target: str) -> None:
 
 
 SPECIALISE = """
-import importlib.util, sys, torch
+import importlib, sys, torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
-spec = importlib.util.spec_from_file_location("kernel", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+sys.path.insert(0, sys.argv[1])
+module = importlib.import_module(sys.argv[3])
 bf16, i32 = torch.bfloat16, torch.int32
 for stage in ("stage1", "stage2"):
     fn = getattr(module, stage)
@@ -67,12 +66,11 @@ for stage in ("stage1", "stage2"):
 def test_calls_of_any_batch_share_one_binary(tmp_path: Path, general: int) -> None:
     """Numbers that are 1 or divisible by 16 make no binaries of their own: first calls would wait for a compiler."""
     plan = make_plans(make_spec(kv=["bf16"], optimizations=["exp2"]))
-    file = tmp_path / "kernel.py"
+    publish(fresh_build([plan], tmp_path / "binaries"), tmp_path / "binaries", {plan.name})
     kernel = plan.general("bf16")[general]
-    file.write_text(render_kernel(kernel))
     script = SPECIALISE if general else SPECIALISE.replace('("stage1", "stage2")', '("stage1",)')
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     batches = ",".join(map(str, REPORTS["one-binary"]["batches"]))
-    command = [sys.executable, "-c", script, str(file), batches]
+    command = [sys.executable, "-c", script, str(tmp_path), batches, f"binaries.{plan.name}.{kernel.name}"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]

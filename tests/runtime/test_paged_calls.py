@@ -198,7 +198,7 @@ def test_a_workspace(package: SimpleNamespace) -> None:
 
 def test_warmup(package: SimpleNamespace) -> None:
     """Each kernel, of paged KV in each way that its pages may be given."""
-    kernels = 4  # a KV type: a shape, and the general kernels, for one split, and for several of few and of many rows
+    kernels = 3  # a KV type: a shape, and the general kernels, for one split and for several
     assert package.dispatch.warmup(progress=None) == kernels * (1 + 3 + 2 * 2)
     assert package.dispatch.warmup(progress=None, pages=("table",)) == kernels * (1 + 1 + 2)
 

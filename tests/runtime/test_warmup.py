@@ -29,7 +29,6 @@ SPEC = {
 }
 PACKAGE = "warmup_build"
 KERNELS = 8  # two shapes, two general kernels, two KV dtypes
-CALLS = KERNELS + 2  # the kernel that takes any number of splits is called with few query rows and with many
 
 Kinds = dict[tuple[str, str], set[tuple[Any, ...]]]
 
@@ -107,7 +106,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compi
 @pytest.mark.parametrize("given", [{}, {"kv_visible": visible}], ids=["plain", "kv_visible"])
 def test_calls_bring_no_kind_that_warmup_did_not(package: SimpleNamespace, kinds: Kinds, given: dict[str, Any]) -> None:
     made = package.dispatch.warmup(progress=None, visible=(bool(given),))
-    assert made == CALLS
+    assert made == KERNELS
     warmed = {name: set(met) for name, met in kinds.items()}
     decode(package, "cpu", **given)
     assert kinds == warmed
@@ -126,7 +125,7 @@ def test_a_kind_that_was_not_asked_for_shows(package: SimpleNamespace, kinds: Ki
 def test_progress_comes_after_each_kernel(package: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     steps: list[tuple[int, int, str]] = []
     package.dispatch.warmup(scaled=(False, True), progress=lambda *step: steps.append(step))
-    assert [(done, total) for done, total, _ in steps] == [(n, 2 * CALLS) for n in range(1, 2 * CALLS + 1)]
+    assert [(done, total) for done, total, _ in steps] == [(n, 2 * KERNELS) for n in range(1, 2 * KERNELS + 1)]
     assert len({kernel for _, _, kernel in steps}) == KERNELS
     package.module.show(2, 2, "bf16_any")
     assert capsys.readouterr().err == "\rwarmup 2/2 bf16_any" + " " * 32 + "\n"
@@ -143,7 +142,7 @@ def test_what_a_kernel_raises_comes_after_the_others(package: SimpleNamespace, m
     monkeypatch.setattr(build.kernel(build.choices["bf16"].general.split), "run", fail)
     with pytest.raises(RuntimeError, match="no such instruction"):
         package.dispatch.warmup(progress=lambda *step: done.append(step[2]))
-    assert len(done) == CALLS
+    assert len(done) == KERNELS
 
 
 def test_compilations_are_counted_and_the_listener_given_back(package: SimpleNamespace) -> None:
