@@ -160,7 +160,7 @@ class Dispatcher:
             build = self._serving[q.device, heads, row, page] = self._find(q.device, heads, row, page)
         return build
 
-    def _find(self, device: torch.device, heads: int, row: int, page: int | None) -> Build:
+    def _find(self, device: torch.device, heads: int, row: int, page: int | None = None) -> Build:
         """The build for this architecture, model and page size (None: ragged KV). ValueError: what there is instead."""
         target = target_of(device)
         if target == "cpu" and not triton.knobs.runtime.interpret:
