@@ -81,8 +81,8 @@ class Choice:
     def kernels(self) -> list[tuple[str, int | None, int]]:
         """Every kernel of the rule, splits where it takes them at run time, and query rows to try it with.
 
-        Where there is a balanced kernel, what merges any number of splits has one stage 2 for few query rows and one for
-        many.
+        Where there is a balanced kernel, what merges any number of splits has one stage 2 for few query rows and one
+        for many.
         """
         general = self.general
         shaped = {name for ranges in self.ranges.values() for _, _, name in ranges}
