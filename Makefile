@@ -26,16 +26,16 @@ verify: $(READY)
 	$(BIN)/mla-codegen verify $(SPECS)
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(READY)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix
-	$(BIN)/ruff format
+	$(BIN)/python -m ruff check --fix
+	$(BIN)/python -m ruff format
 
 drift: $(READY)
 	$(BIN)/mla-codegen check $(SPECS)
@@ -47,7 +47,7 @@ inspect: $(READY)
 
 renew: $(READY)
 	$(BIN)/mla-codegen schema > mla-codegen.schema.json
-	RENEW=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+	RENEW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 wheel: $(READY)
 	scripts/try-wheel $(BIN)/python
