@@ -217,7 +217,18 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "out shape": ({"out": torch.zeros(4, 16, 576, dtype=BF16)}, ValueError, r"out is .*shape \(4, 16, 512\)"),
     "out dtype": ({"out": torch.zeros(4, 16, 512)}, ValueError, "out is torch.float32"),
     "lse dtype": ({"lse": torch.zeros(4, 16, dtype=BF16)}, ValueError, "lse is torch.bfloat16"),
-    "kv_visible": ({"kv_visible": torch.zeros(3, dtype=INT)}, ValueError, r"must be int32 \[4\] on cpu"),
+    "kv_visible": ({"kv_visible": torch.zeros(3, dtype=INT)}, ValueError, r"must be contiguous int32 \[4\] on cpu"),
+    "kv_visible strides": (
+        {"kv_visible": torch.zeros(1, dtype=INT).expand(4)},
+        ValueError,
+        r"strides \(0,\), on cpu; it must be contiguous int32 \[4\]",
+    ),
+    "length tensor": (
+        {"max_kv_len": torch.tensor(5)},
+        TypeError,
+        "max_kv_len .* is tensor.*an int that the host knows",
+    ),
+    "length float": ({"max_kv_len": 5.0}, TypeError, "max_kv_len .* is 5.0; it must be an int"),
 }
 
 
@@ -226,6 +237,13 @@ def test_a_wrong_call_is_told_what_is_wrong(dispatcher: Recorded, name: str) -> 
     changes, kind, message = WRONG[name]
     with pytest.raises(kind, match=message):
         dispatcher.mla_decode(**call(**changes))
+    assert not dispatcher.seen
+
+
+def test_ranges_are_not_left_out(dispatcher: Recorded) -> None:
+    given = call(4)
+    with pytest.raises(ValueError, match="kv_indptr is missing"):
+        dispatcher.custom_kernel((given["q"], {"bf16": given["kv"]}, given["qo_indptr"], None, {"sm_scale": 1.0}))
     assert not dispatcher.seen
 
 

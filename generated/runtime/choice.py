@@ -16,7 +16,8 @@ from types import ModuleType
 
 from .splits import MAX_SPLITS, MAX_WAVES, choose_splits
 
-MANY = 256  # query rows that make a large grid of any merge
+# Query rows that make a large grid of any merge: of heads in one block, and of more.
+MANY = (1024, 256)
 RAGGED = 1.25  # times the mean length: from there on a longest request makes a batch ragged
 # Where nobody says how long the longest request is, a batch of so many KV rows, and so many a request, is taken for
 # ragged: sharing out equal lengths costs it some 2 us, a fixed number of splits costs ragged ones up to half the speed.
@@ -89,7 +90,7 @@ class Choice:
         found: list[tuple[str, int | None, int]] = [(general.direct, None, 1)]
         if not general.balanced:
             return [*found, (general.split, 2, 1), *((name, None, 1) for name in sorted(shaped))]
-        found += [(general.split, 2, rows) for rows in (1, MANY)]
+        found += [(general.split, 2, rows) for rows in (1, MANY[general.head_blocks > 1])]
         found += [(general.balanced, None, rows) for rows in (1, general.balanced_rows)]
         return found + [(name, None, 1) for name in sorted(shaped)]
 

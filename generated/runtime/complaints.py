@@ -1,6 +1,7 @@
 # Copied by mla-codegen from mla_codegen/runtime/complaints.py. Do not edit: `mla-codegen build` writes it anew.
 """What a call is told that cannot be served."""
 
+import operator
 from typing import NoReturn
 
 import torch
@@ -37,6 +38,16 @@ def complain(
             raise ValueError(f"{name} has strides {tensor.stride()}; it must be contiguous")
     shapes = f"qo_indptr has shape {tuple(qo_indptr.shape)}, kv_indptr {tuple(kv_indptr.shape)}"
     raise ValueError(f"{shapes}; both must be [batch + 1]")
+
+
+def host_int(name: str, value: object) -> int:
+    """`value` as a number that the host knows. TypeError if it is none: a tensor would be waited for."""
+    if not isinstance(value, torch.Tensor):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise TypeError(f"{name} is {value!r}; it must be an int that the host knows, or None")
 
 
 def describe(tensor: torch.Tensor) -> str:

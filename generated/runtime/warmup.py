@@ -46,6 +46,7 @@ class Call:
     rows: int  # query rows: kernels that merge any number of splits have one stage 2 for few and one for many
     large: bool  # a KV pool that AMD's 32-bit offsets do not reach over
     pages: str = ""  # how paged KV is given, see `PAGES`
+    number: torch.dtype = torch.int32  # of page numbers and lengths
 
     def run(self, device: torch.device, pool: torch.Tensor | None) -> None:
         """Query rows over one KV row, which for a large call lies in `pool`; paged KV is one page."""
@@ -62,8 +63,8 @@ class Call:
             where: tuple[torch.Tensor | None, ...] = (ends,)
             if build.page_size is not None:
                 kv = kv.view(-1, build.page_size, row)
-                numbers = torch.zeros((1, 1), dtype=torch.int32, device=device)
-                lens = None if self.pages == "rows" else torch.ones(1, dtype=torch.int32, device=device)
+                numbers = torch.zeros((1, 1), dtype=self.number, device=device)
+                lens = None if self.pages == "rows" else torch.ones(1, dtype=self.number, device=device)
                 where = (None, numbers, lens) if self.pages == "table" else (ends, numbers.view(1), lens)
             visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
             scale = torch.ones(1, device=device) if self.scaled else None
@@ -80,6 +81,7 @@ def calls(
     scaled: Sequence[bool] | None,
     visible: Sequence[bool],
     pages: Sequence[str] = PAGES,
+    numbers: Sequence[torch.dtype] = (torch.int32,),
 ) -> list[Call]:
     """One call for each kernel of `builds` and each kind of arguments."""
     found = []
@@ -88,10 +90,11 @@ def calls(
             scales = (kv.startswith("fp8"),) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
             ways = [way for way in pages if way != "rows" or build.page_size == 1] if build.page_size else [""]
-            for (kernel, splits, rows), index, scale, seen, large, way in itertools.product(
-                choice.kernels(), indices, scales, visible, pools, ways
+            kinds = numbers if build.page_size else (torch.int32,)
+            for (kernel, splits, rows), index, scale, seen, large, way, number in itertools.product(
+                choice.kernels(), indices, scales, visible, pools, ways, kinds
             ):
-                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large, way))
+                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large, way, number))
     return found
 
 
@@ -103,6 +106,7 @@ def warmup(
     scaled: Sequence[bool] | None = None,
     visible: Sequence[bool] = (False,),
     pages: Sequence[str] = PAGES,
+    numbers: Sequence[torch.dtype] = (torch.int32,),
     threads: int | None = None,
     progress: Progress | None = show,
 ) -> int:
@@ -114,6 +118,7 @@ def warmup(
     visible    whether calls give kv_visible, likewise
     pages      how calls give the pages of paged KV: `table` (block_table), `list` (kv_indices with kv_lens), `rows`
                (kv_indices alone, pages of one row)
+    numbers    dtypes of block_table, kv_indices and kv_lens that calls will use, all alike
     threads    compilations at a time; None is one for each CPU core
     progress   called with (done, of all, kernel) after each; None is silence
 
@@ -121,7 +126,7 @@ def warmup(
     no build serves the device.
     """
     device = full_device(device)
-    todo = calls(dispatcher.serving(device), indices, scaled, visible, pages)
+    todo = calls(dispatcher.serving(device), indices, scaled, visible, pages, numbers)
     if triton.knobs.runtime.interpret:
         threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
     for call in todo:  # imports take Python's lock: before the threads

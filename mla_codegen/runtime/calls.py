@@ -8,7 +8,7 @@ import torch
 import triton
 
 from .builds import NAMES, Build, full_device, gluon_unfit, target_of
-from .complaints import INDEX, complain, describe
+from .complaints import INDEX, complain, describe, host_int
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
 
@@ -210,8 +210,10 @@ class Dispatcher:
         workspace: torch.Tensor | None,
         pages: Pages | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        if pages is not None or kv_indptr is None:
-            kv_indptr = qo_indptr  # paged: `pages` holds what was given, checked
+        if kv_indptr is None or pages is not None:
+            if pages is None:
+                raise ValueError("kv_indptr is missing: ragged KV needs it, [batch + 1]")
+            kv_indptr = qo_indptr  # `pages` holds what was given, checked
         total_q, heads, row = q.shape
         rows = kv.shape
         index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
@@ -239,14 +241,20 @@ class Dispatcher:
             or (index < 0 and not q.device == kv.device == qo_indptr.device == kv_indptr.device)
         ):
             complain(build, q, kv, qo_indptr, kv_indptr)
+        if kv_len is not None and type(kv_len) is not int:
+            kv_len = host_int("max_kv_len (kv_seq_len)", kv_len)
         if type(sm_scale) is not float:
             sm_scale = float(sm_scale)  # an integer would be compiled in
         if kv_scale is not None:
             kv_scale = self._scale(kv_scale, q.device)
         if kv_visible is not None and (
-            kv_visible.shape != (total_q,) or kv_visible.dtype is not torch.int32 or kv_visible.device != q.device
+            kv_visible.shape != (total_q,)
+            or kv_visible.dtype is not torch.int32
+            or not kv_visible.is_contiguous()
+            or kv_visible.device != q.device
         ):
-            raise ValueError(f"kv_visible is {describe(kv_visible)}; it must be int32 [{total_q}] on {q.device}")
+            wanted = f"contiguous int32 [{total_q}] on {q.device}"
+            raise ValueError(f"kv_visible is {describe(kv_visible)}; it must be {wanted}")
         shape = (total_q, heads, build.latent)
         if out is None:
             out = torch.empty(shape, dtype=build.out, device=q.device)

@@ -125,12 +125,11 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
     ) -> Tensor | tuple[Tensor, Tensor]:
         options = (sm_scale, kv_scale, kv_visible, max_kv_len)
         pages = (block_table, kv_indices, kv_lens)
-        if out is None and workspace is not None:
+        if out is None and (workspace is not None or lse is not None):
             shape, dtype = dispatcher.result(q, None if block_table is None and kv_indices is None else kv)
             out = q.new_empty(shape, dtype=dtype)
         if out is None:
-            out, made = new(q, kv, qo_indptr, kv_indptr, *options, *pages)
-            lse = made if lse is None else lse.copy_(made)
+            out, lse = new(q, kv, qo_indptr, kv_indptr, *options, *pages)
         else:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
             into(q, kv, qo_indptr, kv_indptr, out, lse, *options, *pages, workspace)

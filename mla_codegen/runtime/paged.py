@@ -41,6 +41,8 @@ def pages_of(
                 f"kv_lens is for paged KV, and no pages are given: {ONE_WAY}; ragged KV takes kv_indptr alone"
             )
         raise ValueError(f"kv_indptr is missing: ragged KV needs it, [batch + 1]. For paged KV {ONE_WAY}")
+    if qo_indptr.dim() != 1 or qo_indptr.numel() == 0:
+        raise ValueError(f"qo_indptr has shape {tuple(qo_indptr.shape)}; it must be [batch + 1]")
     batch = qo_indptr.numel() - 1
     if block_table is not None:
         for name, other in (("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
@@ -48,7 +50,7 @@ def pages_of(
                 raise ValueError(f"block_table and {name} are both given, and each says where the pages are: {ONE_WAY}")
         fits = block_table.dim() == 2 and block_table.shape[0] == batch
         _check("block_table", block_table, q, f"[{batch}, pages]", fits)
-        if block_table.stride(1) != 1:
+        if block_table.stride(1) != 1 and block_table.shape[1] > 1:
             strides = block_table.stride()
             raise ValueError(f"block_table has strides {strides}; the last must be 1: call .contiguous() on it")
         indices = block_table

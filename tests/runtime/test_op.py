@@ -112,6 +112,8 @@ def test_it_takes_what_the_plain_call_takes(package: SimpleNamespace, device: st
     want, want_lse = package.plain(*tensors, return_lse=True, **given(case))
     assert torch.equal(package.mla_decode(*tensors, **given(case)), want)
     out, lse = torch.empty_like(want), torch.empty_like(want_lse)
+    with pytest.raises(ValueError, match=r"lse is torch\.float16"):
+        package.mla_decode(*tensors, **given(case), lse=want_lse.half())
     for options in ({"out": out}, {"lse": lse}, {"out": out, "lse": lse}):
         out.fill_(7)
         lse.fill_(7)

@@ -99,6 +99,13 @@ def test_pages_of_one_row(package: SimpleNamespace) -> None:
         assert right(package.decode(**{**by_table(case), "kv": kv}), case)
 
 
+def test_a_table_of_one_column_has_any_stride(package: SimpleNamespace) -> None:
+    case = make(16, lens=[9, 3])
+    column = case.block_table[:, :1].reshape(1, -1).t()
+    assert column.stride(1) != 1
+    assert right(package.decode(**{**by_table(case), "block_table": column}), case)
+
+
 def test_the_build_follows_the_shape_of_kv(package: SimpleNamespace) -> None:
     """One folder serves ragged KV and both page sizes; what was not built is said with how to build it."""
     case = make(16)
@@ -131,6 +138,7 @@ WRONG = {
         lambda c: {"block_table": c.block_table.t().contiguous().t()}, V, "block_table has strides .* last must be",
     ),
     "float table": (lambda c: {"block_table": c.block_table.half()}, T, r"block_table is torch\.float16"),
+    "no query ranges": ({"qo_indptr": torch.zeros(0, dtype=torch.int32)}, V, r"qo_indptr has shape \(0,\); it must be"),
     "elsewhere": (lambda c: {"block_table": c.block_table.to("meta")}, V, "block_table is on meta, q on"),
     "heads of KV": (lambda c: {"kv": c.kv[:, :, None].expand(-1, -1, 2, -1)}, V, r"is \[pages, page_size, 96\]"),
     "columns": (lambda c: {"kv": c.kv[..., :64].contiguous()}, V, "kv has rows of 64 columns, q of 96"),
@@ -201,6 +209,8 @@ def test_warmup(package: SimpleNamespace) -> None:
     kernels = 3  # a KV type: a shape, and the general kernels, for one split and for several
     assert package.dispatch.warmup(progress=None) == kernels * (1 + 3 + 2 * 2)
     assert package.dispatch.warmup(progress=None, pages=("table",)) == kernels * (1 + 1 + 2)
+    both = {"numbers": (torch.int32, torch.int64), "pages": ("table",)}
+    assert package.dispatch.warmup(progress=None, **both) == kernels * (1 + 2 * (1 + 2))
 
 
 @pytest.mark.parametrize("form", ["table", "list"])
