@@ -169,9 +169,8 @@ def _kernel(
         direct = kind == "direct"
         splits = 1 if direct else None
         knobs.resolved["splits"] = Resolved(1 if direct else GENERAL[kind][1], "the general kernels")
-    balanced = kind == "balanced"
     name, origin, use, summary = _words(kind, kv, shape)
-    details = family.details(replace(request, splits=splits, balanced=balanced))
+    details = family.details(replace(request, splits=splits))
     if "direct_out" in options and not direct:
         not_taken.append("direct_out: there is more than one split")
     not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
@@ -226,7 +225,7 @@ def _kernel(
             streaming="streaming_loads" in taken,
             peeled="peeled_tail" in taken,
             direct=direct,
-            balanced=balanced,
+            balanced=kind == "balanced",
             masked_heads=heads % resources.block_h != 0,
             resolved=knobs.resolved,
             optimizations=taken,

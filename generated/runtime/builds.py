@@ -19,6 +19,7 @@ DTYPES = {
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+INDEX = (torch.int32, torch.int64)  # of ranges, page numbers and lengths
 
 
 class Build:

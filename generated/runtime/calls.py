@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import triton
 
-from .builds import NAMES, Build, full_device, gluon_unfit, target_of
-from .complaints import INDEX, complain, describe, host_int
+from .builds import INDEX, NAMES, Build, full_device, gluon_unfit, target_of
+from .complaints import complain, describe, host_int
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
 

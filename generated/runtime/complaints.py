@@ -6,9 +6,7 @@ from typing import NoReturn
 
 import torch
 
-from .builds import Build
-
-INDEX = (torch.int32, torch.int64)
+from .builds import INDEX, Build
 
 
 def complain(

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from .builds import INDEX
 from .calls import Dispatcher
-from .complaints import INDEX
 from .launch import Launch
 from .peer_memory import PeerMemory
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-INDEX = (torch.int32, torch.int64)
+from .builds import INDEX
+
 ONE_WAY = (
     "give `block_table` [batch, pages] and `kv_lens` [batch], or `kv_indptr` [batch + 1] over pages, `kv_indices` and "
     "`kv_lens`"

@@ -54,7 +54,6 @@ class Request:
     """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time.
 
     page_size  KV rows of a page; None: the rows of a request are consecutive ones
-    balanced   a kernel whose programs share out all query rows' tiles
     """
 
     target: Target
@@ -68,7 +67,6 @@ class Request:
     knobs: Knobs
     splits: int | None = None
     page_size: int | None = None
-    balanced: bool = False
 
     @property
     def row(self) -> int:

@@ -289,7 +289,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _patiently(work: Callable[[dict[str, Any]], dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
-    """`work`, again where CPython 3.11 failed a parse for no fault of the text, which it does once in some thousands.
+    """`work`, again where CPython 3.11 failed a parse for no fault of the text.
 
     Its ast.parse counts the depth of what it builds, and now and then (a collection in its midst) counts wrong.
     """

@@ -72,10 +72,8 @@ class Choice:
         """Whether a call is one for the balanced kernel."""
         if not 1 < rows <= self.general.balanced_rows:
             return False
-        if longest is None and self.paged:
-            return True  # the mean is a guess by the room for page numbers
-        if longest is None:
-            return kv_len >= UNSURE_KV_LEN and rows * kv_len >= UNSURE_KV_ROWS
+        if longest is None:  # of paged KV the mean is a guess by the room for page numbers
+            return self.paged or (kv_len >= UNSURE_KV_LEN and rows * kv_len >= UNSURE_KV_ROWS)
         return longest > RAGGED * kv_len
 
     def kernels(self) -> list[tuple[str, int | None, int]]:
@@ -86,11 +84,10 @@ class Choice:
         """
         general = self.general
         shaped = {name for ranges in self.ranges.values() for _, _, name in ranges}
-        found: list[tuple[str, int | None, int]] = [(general.direct, None, 1)]
-        if not general.balanced:
-            return [*found, (general.split, 2, 1), *((name, None, 1) for name in sorted(shaped))]
-        found += [(general.split, 2, rows) for rows in (1, MANY[general.head_blocks > 1])]
-        found += [(general.balanced, None, rows) for rows in (1, general.balanced_rows)]
+        found: list[tuple[str, int | None, int]] = [(general.direct, None, 1), (general.split, 2, 1)]
+        if general.balanced:
+            found.append((general.split, 2, MANY[general.head_blocks > 1]))
+            found += [(general.balanced, None, rows) for rows in (1, general.balanced_rows)]
         return found + [(name, None, 1) for name in sorted(shaped)]
 
     def largest(self, total_q: int) -> Iterator[tuple[str, int, int | None]]:

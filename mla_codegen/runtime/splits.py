@@ -2,8 +2,9 @@
 
 Decode reads every KV row once, so time follows how evenly the compute units share the rows, and how many of them it
 takes to keep the memory busy. A split costs the time to its first tile, and its partial output is written and read
-once more. Both are counted here in KV rows. The numbers are fitted to an H200 (16 heads; fp8 and bf16 KV; 1 to 128
-requests of 1,000 to 524,288 rows), where the rule's choice was within 4 % of the best count tried.
+once more. Both are counted here in KV rows. The numbers are fitted to times on an H200 (16 heads, 1 to 256 requests
+of 1,000 to 524,288 rows). With fp8 KV the rule's choice was within 4 % of the best count tried; with bf16 not all
+that it chooses was timed.
 """
 
 MAX_SPLITS = 256
