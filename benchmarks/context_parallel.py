@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from group_timing import Timer, capture  # noqa: E402
 
-from mla_codegen.reference import TORCH, make_case, reference, relative_l2  # noqa: E402
+from mla_codegen.check.reference import TORCH, make_case, reference, relative_l2  # noqa: E402
 
 BOUND, LSE_BOUND = 4e-3, 5e-3  # relative L2 of the output, largest difference of LSE (q as two fp8: 2e-3)
 COLD_BYTES = 1 << 28  # what a step's copies of the KV add up to on a rank: several L2 caches

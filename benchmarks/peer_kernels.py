@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from mla_codegen.reference import Case
-from mla_codegen.verify import BOUND_16_BIT, BOUND_FP8
-from mla_codegen.workload import Workload, make_inputs
+from mla_codegen.check.reference import Case
+from mla_codegen.check.verify import BOUND_16_BIT, BOUND_FP8
+from mla_codegen.measure.workload import Workload, make_inputs
 
 PAGE = 64  # KV rows of a page; FlashMLA takes no other
 FP8_MAX = 448.0  # of e4m3fn

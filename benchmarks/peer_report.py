@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mla_codegen.timing import geometric_mean
+from mla_codegen.measure.timing import geometric_mean
 
 Row = dict[str, Any]
 COLUMNS = (

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from mla_codegen.timing import Device, Sample, alternate, host_times
-from mla_codegen.workers import first_line
-from mla_codegen.workload import Truth, Workload, call_data, make_inputs, poisoned
+from mla_codegen.check.workers import first_line
+from mla_codegen.measure.timing import Device, Sample, alternate, host_times
+from mla_codegen.measure.workload import Truth, Workload, call_data, make_inputs, poisoned
 
 from peer_kernels import Call, Missing, Paged, paged  # isort: skip
 

@@ -30,15 +30,15 @@ import peer_report
 from peer_kernels import PEERS, Missing, Peer, compile_once, load, prepare
 from peer_timing import Job, Run, least, measure
 
-from mla_codegen.bench import COMPILE_SECONDS, compile_ahead
-from mla_codegen.commands.bench import without_nan
-from mla_codegen.datamodel import Defaults, Shape, Spec
-from mla_codegen.implementations import build, ours
-from mla_codegen.plan import Plan, make_plan
-from mla_codegen.spec import load_spec
-from mla_codegen.timing import Gpu
-from mla_codegen.workers import MAX_COMPILERS, Workers
-from mla_codegen.workload import Workload, workload_of
+from mla_codegen.check.workers import MAX_COMPILERS, Workers
+from mla_codegen.cli.bench import without_nan
+from mla_codegen.measure.bench import COMPILE_SECONDS, compile_ahead
+from mla_codegen.measure.implementations import build, ours
+from mla_codegen.measure.timing import Gpu
+from mla_codegen.measure.workload import Workload, workload_of
+from mla_codegen.plan.resolve import Plan, make_plan
+from mla_codegen.spec.datamodel import Defaults, Shape, Spec
+from mla_codegen.spec.load import load_spec
 
 ROOT = Path(__file__).parents[1]
 RAGGED = (64, 16384)  # requests of 1 to so many rows

@@ -31,11 +31,11 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from soak_cases import Call, Drawn, Limits, Pool, attention, differences, draw, make, reference_error  # noqa: E402
 
-from mla_codegen import report  # noqa: E402
-from mla_codegen.commands.common import load_plans  # noqa: E402
-from mla_codegen.reference import TORCH, poisoned_scratch  # noqa: E402
-from mla_codegen.verify import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8  # noqa: E402
-from mla_codegen.write import build  # noqa: E402
+from mla_codegen.check.reference import TORCH, poisoned_scratch  # noqa: E402
+from mla_codegen.check.verify import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8  # noqa: E402
+from mla_codegen.cli import report  # noqa: E402
+from mla_codegen.cli.common import load_plans  # noqa: E402
+from mla_codegen.publish.write import build  # noqa: E402
 
 TOGETHER = 16  # calls in flight before their verdicts are read
 EVERY = 200  # calls between two times that the reference is held to float64

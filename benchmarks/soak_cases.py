@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mla_codegen.reference import TORCH, Case, reference
+from mla_codegen.check.reference import TORCH, Case, reference
 
 FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
 GATHERED_ROWS = 1 << 16  # KV rows that the reference widens to fp32 at a time

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from mla_codegen.plan import Plan, make_plan
-from mla_codegen.spec import parse_spec
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.plan.resolve import Plan, make_plan
+from mla_codegen.publish.write import fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 SHAPES = [{"batch": 4, "kv_len": 1024, "splits": 8}, {"batch": 4, "kv_len": 8192, "splits": 1}]
 

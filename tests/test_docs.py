@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from mla_codegen.cli import app
-from mla_codegen.optimizations import OPTIMIZATIONS
-from mla_codegen.schema import SCHEMA_FILE, json_schema
-from mla_codegen.targets import TARGETS
+from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.cli.main import app
+from mla_codegen.spec.schema import SCHEMA_FILE, json_schema
 
 ROOT = Path(__file__).parents[1]
 RENEW = os.environ.get("RENEW") == "1"
@@ -48,7 +48,7 @@ def shell(tmp_path: Path):
     """Run a line as a reader would, in an empty folder, with this Python and this checkout: its output."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, arguments in (("mla-codegen", "-m mla_codegen.cli"), ("python", "")):
+    for name, arguments in (("mla-codegen", "-m mla_codegen"), ("python", "")):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (tools / name).chmod(0o755)
     folder = tmp_path / "reader"

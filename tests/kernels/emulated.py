@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from harness import Got, make_plans
 
-from mla_codegen import emulate
-from mla_codegen.plan import KernelPlan
-from mla_codegen.reference import Case
-from mla_codegen.verify import emulated, runtime_of
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.check import emulate
+from mla_codegen.check.reference import Case
+from mla_codegen.check.verify import emulated, runtime_of
+from mla_codegen.plan.resolve import KernelPlan
+from mla_codegen.publish.write import fresh_build, publish
 
 
 class Emulated:

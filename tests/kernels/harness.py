@@ -15,13 +15,13 @@ from typing import Any
 import torch
 import yaml
 
-from mla_codegen.plan import KernelPlan, Plan, make_plan
-from mla_codegen.reference import Case, poisoned_scratch, reference, relative_l2
-from mla_codegen.spec import parse_spec
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
+from mla_codegen.plan.resolve import KernelPlan, Plan, make_plan
+from mla_codegen.publish.write import fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 REPORTS: dict[str, dict[str, Any]] = yaml.safe_load(
-    (Path(__file__).parents[1] / "data" / "public_reports.yaml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "public_reports.yaml").read_text(encoding="utf-8")
 )
 
 EXACT, FP8 = 3e-3, 4e-2  # relative L2 of the output: 16-bit products, and q and weights rounded to fp8

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from harness import Got
 
-from mla_codegen.plan import KernelPlan
-from mla_codegen.reference import PagedCase, poisoned_scratch
+from mla_codegen.check.reference import PagedCase, poisoned_scratch
+from mla_codegen.plan.resolve import KernelPlan
 
 
 def run(

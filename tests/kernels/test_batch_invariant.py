@@ -14,7 +14,7 @@ import yaml
 from emulated import Emulated
 from harness import BF16, MODES, PORTABLE_FP8, Builder, Got, Mode, check, make_spec
 
-from mla_codegen.reference import Case, make_case
+from mla_codegen.check.reference import Case, make_case
 
 BATCHES = (1, 2, 8, 64)
 ROWS = 300

@@ -9,9 +9,9 @@ import torch
 from emulated import Emulated
 from harness import EXACT, FP8, check, make_plans, make_spec
 
-from mla_codegen.emulate.errors import EmulatorError
-from mla_codegen.plan import PlanError
-from mla_codegen.reference import Case, make_case
+from mla_codegen.check.emulate.errors import EmulatorError
+from mla_codegen.check.reference import Case, make_case
+from mla_codegen.plan.resolve import PlanError
 
 
 @dataclass(frozen=True)

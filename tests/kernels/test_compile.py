@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from harness import REPORTS, make_plans, make_spec
 
-from mla_codegen.inspection import subjects_of
-from mla_codegen.isa import inspect_cases
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.inspect import inspect_cases
+from mla_codegen.inspect.plans import subjects_of
+from mla_codegen.publish.write import fresh_build, publish
 
 FOREIGN = REPORTS["e4m3fn-on-gfx942"]
 

@@ -3,7 +3,7 @@
 import pytest
 from harness import BF16, MODES, PORTABLE_FP8, REPORTS, Builder, Mode, check
 
-from mla_codegen.reference import make_case
+from mla_codegen.check.reference import make_case
 
 LENS = [33, 0, 5]
 SHAPES = [{"batch": 3, "kv_len": 64, "splits": 2}]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from harness import BF16, MODES, PORTABLE_FP8, REPORTS, Builder, Got, Kernels, Mode, check
 
-from mla_codegen.reference import Case, make_case
+from mla_codegen.check.reference import Case, make_case
 
 FEW, REPEAT = REPORTS["fewer-rows-than-splits"], REPORTS["repeat-bitwise"]
 INVARIANCE, BATCH = REPORTS["split-invariance"], REPORTS["batch-invariance"]

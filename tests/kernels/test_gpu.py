@@ -8,7 +8,7 @@ import triton
 import yaml
 from harness import BF16, PORTABLE_FP8, REPORTS, Builder, Mode, check
 
-from mla_codegen.reference import make_case
+from mla_codegen.check.reference import make_case
 
 pytestmark = pytest.mark.gpu
 

@@ -12,11 +12,11 @@ import triton
 from emulated import Emulated
 from harness import EXACT, Kernels, check, make_plans, make_spec
 
-from mla_codegen.emulate.errors import EmulatorError
-from mla_codegen.inspection import subjects_of
-from mla_codegen.isa import Compiled, compile_jobs
-from mla_codegen.plan import PlanError
-from mla_codegen.reference import Case, make_case
+from mla_codegen.check.emulate.errors import EmulatorError
+from mla_codegen.check.reference import Case, make_case
+from mla_codegen.inspect import Compiled, compile_jobs
+from mla_codegen.inspect.plans import subjects_of
+from mla_codegen.plan.resolve import PlanError
 from mla_codegen.runtime import builds
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness import BF16, MODES, PORTABLE, PORTABLE_FP8, RAGGED, REPORTS, Builder, Mode, check
 
-from mla_codegen.reference import TORCH, make_case, reference
+from mla_codegen.check.reference import TORCH, make_case, reference
 
 LENS = REPORTS["strided-q"]["lens"]
 ROUNDED = next(m for m in MODES if str(m) == "gfx942-fp8_e4m3fn-packed_fp8-fp8_mma")

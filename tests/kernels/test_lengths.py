@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness import BF16, MODES, PORTABLE, PORTABLE_FP8, REPORTS, Builder, Mode, check
 
-from mla_codegen.reference import Case, make_case, reference
+from mla_codegen.check.reference import Case, make_case, reference
 
 # One mode of each way to mask and merge; the AMD one rounds to fp8 and repairs bytes.
 WAYS = [BF16, PORTABLE_FP8, next(m for m in MODES if str(m) == "gfx942-fp8_e4m3fn-packed_fp8-fp8_mma")]

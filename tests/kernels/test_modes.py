@@ -4,7 +4,7 @@ import pytest
 import torch
 from harness import MODES, RAGGED, REPORTS, Builder, Mode, check
 
-from mla_codegen.reference import make_case
+from mla_codegen.check.reference import make_case
 
 FP8_MODES = [mode for mode in MODES if mode.kv.startswith("fp8")]
 

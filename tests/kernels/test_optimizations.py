@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 from harness import Builder, Kernels, check, make_plans, make_spec
 
-from mla_codegen.optimizations import OPTIMIZATIONS
-from mla_codegen.reference import make_case
-from mla_codegen.render import render_kernel
-from mla_codegen.targets import TARGETS
+from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.check.reference import make_case
+from mla_codegen.render.templates import render_kernel
 
 # A sign that the rendered file of a kernel holds, with the option and without it.
 SIGNS = {

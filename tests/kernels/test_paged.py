@@ -13,7 +13,7 @@ import torch
 from harness import BF16, MODES, PORTABLE_FP8, Builder, Got, Kernels, Mode, check
 from pages import run
 
-from mla_codegen.reference import forms, in_pages, make_case
+from mla_codegen.check.reference import forms, in_pages, make_case
 
 SMALL = {"heads": 4, "latent": 64, "rope": 32}
 LENS = [98, 0, 1, 32, 31]

@@ -9,9 +9,9 @@ from emulated import Emulated
 from harness import EXACT, Got, check, make_plans, make_spec
 from pages import run
 
-from mla_codegen.emulate.errors import EmulatorError
-from mla_codegen.reference import PagedCase, in_pages, make_case
-from mla_codegen.verify import emulated
+from mla_codegen.check.emulate.errors import EmulatorError
+from mla_codegen.check.reference import PagedCase, in_pages, make_case
+from mla_codegen.check.verify import emulated
 
 LENS = [0, 1, 63, 64, 65, 200]
 LSE = {"fp8_e4m3fn": 5e-3, "bf16": 1e-4}

@@ -9,7 +9,7 @@ import torch
 from emulated import Emulated
 from harness import BF16, PORTABLE_FP8, Builder, Got, Kernels, Mode, check, make_spec
 
-from mla_codegen.reference import Case, make_case
+from mla_codegen.check.reference import Case, make_case
 from mla_codegen.runtime.scratch import size_of
 
 GUARD = 64  # bytes behind the workspace, which must stay as they are

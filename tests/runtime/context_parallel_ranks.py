@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mla_codegen.reference import Case, make_case, poisoned_scratch, reference, relative_l2
+from mla_codegen.check.reference import Case, make_case, poisoned_scratch, reference, relative_l2
 
 HEADS, LATENT, ROPE = 2, 64, 32
 MOST_ROWS = 7

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import yaml
 
-from mla_codegen.plan import Plan, make_plan
-from mla_codegen.reference import TORCH, Case, reference, relative_l2
-from mla_codegen.spec import parse_spec
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.check.reference import TORCH, Case, reference, relative_l2
+from mla_codegen.plan.resolve import Plan, make_plan
+from mla_codegen.publish.write import fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 SMALL = {
     "target": "portable",

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from mla_codegen.plan import make_plan
-from mla_codegen.spec import parse_spec
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.plan.resolve import make_plan
+from mla_codegen.publish.write import fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 sys.path.insert(0, str(Path(__file__).parent))
 

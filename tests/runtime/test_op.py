@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
-from mla_codegen.plan import make_plan
-from mla_codegen.reference import Case, make_case
-from mla_codegen.spec import parse_spec
-from mla_codegen.write import fresh_build, publish
+from mla_codegen.check.reference import Case, make_case
+from mla_codegen.plan.resolve import make_plan
+from mla_codegen.publish.write import fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 HEADS, LATENT, ROPE = 2, 64, 32
 SPEC = {

@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from steps import capture
 
-from mla_codegen.bundle import Refused, bundle
-from mla_codegen.plan import Plan, make_plan
-from mla_codegen.reference import PagedCase, in_pages, make_case, reference, relative_l2
-from mla_codegen.spec import parse_spec
-from mla_codegen.write import BuildError, fresh_build, publish
+from mla_codegen.check.reference import PagedCase, in_pages, make_case, reference, relative_l2
+from mla_codegen.plan.resolve import Plan, make_plan
+from mla_codegen.publish.bundle import Refused, bundle
+from mla_codegen.publish.write import BuildError, fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 HEADS, LATENT, ROPE = 2, 64, 32
 PACKAGE = "paged_build"

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from steps import H200, SMALL, Step, built
 
+from mla_codegen.publish.write import read_manifest
 from mla_codegen.runtime import descriptors
 from mla_codegen.runtime.builds import target_of
-from mla_codegen.write import read_manifest
 
 THREADS = 8
 WHERE = torch.device("cuda", 0)

@@ -1,0 +1,184 @@
+"""`mla-codegen inspect`: what the compiler made of a spec's kernels, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mla_codegen.cli import report
+from mla_codegen.cli.common import Json, Specs, fail, load_plans
+
+if TYPE_CHECKING:
+    from mla_codegen.inspect import Case, Row
+    from mla_codegen.inspect.plans import Call, Subject
+    from mla_codegen.plan.resolve import Plan
+
+
+def inspect(
+    specs: Specs,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", metavar="BATCHxKV_LEN", help="Only what such a call gets; repeatable")
+    ] = None,
+    kv: Annotated[str | None, typer.Option("--kv", help="Only this KV dtype")] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Say only what is wrong, not the tables"),
+    ] = False,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Of stages 1 that differ in nothing but the number of splits, only one")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="FILE.py:KERNEL", help="Another Triton kernel, or a job.json, beside ours"),
+    ] = None,
+    triton: Annotated[
+        str | None, typer.Option("--triton", metavar="VERSION", help="Compile with this release; fetched once by pip")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time; default: the CPUs")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile the kernels of specs for their targets, read the assembly, hold it to the specs' limits.
+
+    No GPU is needed. Fails if a kernel does not compile or breaks a limit.
+
+    mla-codegen inspect specs/mi300.yaml
+
+    mla-codegen inspect specs/*.yaml --check
+
+    mla-codegen inspect specs/h200.yaml --shape 64x8192 --kv bf16 --triton 3.9.0
+
+    mla-codegen inspect specs/mi300.yaml --shape 64x8192 --against theirs.py:their_kernel
+    """
+    from mla_codegen.inspect import CaptureError, JobError, VersionError, inspect_cases
+    from mla_codegen.inspect import plans as inspection
+
+    shapes = [_shape(text) for text in shape or ()]
+    plans = load_plans(specs, Path("generated"))
+    if against and not shapes:
+        shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
+    try:
+        chosen = [(plan, inspection.choose(plan, shapes, kv)) for plan in plans]
+        subjects = inspection.subjects_of(chosen, representative=sample)
+        theirs = _theirs(against, plans, shapes) if against else []
+        with report.progress("inspect") as advance:
+            rows = inspect_cases(
+                [subject.case for subject in subjects] + theirs,
+                parallel=jobs,
+                triton=triton,
+                progress=lambda done, total, outcome: advance(f"{outcome.job.kernel} for {outcome.job.arch}", total),
+            )
+    except (inspection.NotInspectable, CaptureError, JobError, VersionError) as error:
+        fail(str(error), 2)
+    ours, others = rows[: len(subjects)], rows[len(subjects) :]
+    calls = inspection.calls(subjects, ours)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(subjects, ours, calls, others), indent=2, sort_keys=True))
+    else:
+        if not check:
+            _print(subjects, ours, calls)
+        _print_against(subjects, ours, others)
+        _print_verdict(plans, rows)
+    raise typer.Exit(0 if all(row.ok for row in rows) else 1)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})x(\d{1,9})", text.strip().lower())
+    if not match or int(match[1]) < 1:
+        fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192", 2)
+    return int(match[1]), int(match[2])
+
+
+def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> list[Case]:
+    """Somebody else's kernel for every target and shape that is asked for."""
+    from mla_codegen.inspect import Case, capture_job, load_job, parse_target
+    from mla_codegen.inspect.plans import arches, tile_rows
+
+    if against.endswith(".json"):
+        job = load_job(against)
+        return [Case(f"{job.kernel} of {against}", job, tile_rows(job))]
+    path, kernel = parse_target(against)
+    cases = []
+    for plan in plans:
+        model = plan.spec.model
+        width = model.kv_lora_rank + model.qk_rope_head_dim
+        for arch in arches(plan):
+            for batch, kv_len in shapes:
+                job = capture_job(
+                    path, kernel, arch, batch=batch, kv_len=max(1, kv_len), heads=model.num_heads, width=width
+                )
+                cases.append(Case(f"{kernel} {arch} {batch}x{kv_len}", job, tile_rows(job)))
+    return cases
+
+
+def _print(subjects: list[Subject], rows: list[Row], calls: list[Call]) -> None:
+    from mla_codegen.inspect.table import hot_loop_table, model_table, resource_table
+
+    report.out.print(resource_table(rows))
+    for subject in subjects:
+        if not subject.large and len(subject.files) > 1:
+            others = ", ".join(Path(file).stem for file in subject.files[1:])
+            report.out.print(f"  {subject.case.label}, the same in {others}", highlight=False, soft_wrap=True)
+    if any(row.report and row.report.hot for row in rows):
+        report.out.print(hot_loop_table(rows))
+    if any(call.row.prediction for call in calls):
+        report.out.print(model_table([call.row for call in calls]))
+    for note in dict.fromkeys(call.row.model_note for call in calls if call.row.model_note):
+        report.out.print(f"no prediction: {note}", highlight=False)
+
+
+def _print_against(subjects: list[Subject], ours: list[Row], others: list[Row]) -> None:
+    from mla_codegen.inspect.table import versus_table
+
+    for other in others:
+        for subject, row in zip(subjects, ours, strict=True):
+            same_target = subject.case.job.arch == other.case.job.arch
+            if not same_target or subject.stage.turn_rows is None or subject.large:
+                continue
+            if row.report and other.report:
+                names = (subject.case.label, other.case.label)
+                report.out.print(versus_table(row.report, other.report, names=names))
+                warps = (row.report.num_warps, other.report.num_warps)
+                if warps[0] != warps[1]:
+                    report.out.print(f"counts are of one warp: ours has {warps[0]}, theirs {warps[1]}", highlight=False)
+
+
+def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
+    said: set[str] = set()
+    for row in rows:
+        texts = [str(one) for one in row.broken]
+        if row.failure is not None:
+            texts.append(f"{row.case.label}: {row.failure.reason}")
+            if row.failure.reason not in said:  # a fault of a template is in many kernels: its end once
+                texts += [f"    {line}" for line in row.failure.tail.splitlines()]
+            said.add(row.failure.reason)
+        for text in texts:
+            report.out.print(text, markup=False, highlight=False, style="red", soft_wrap=True)
+    for plan in plans:
+        if not any(plan.spec.limits.of(name) for name in plan.spec.dtypes.kv):
+            report.out.print(f"{plan.spec_file} has no `limits:`; its kernels were only compiled", highlight=False)
+    failed = sum(row.failure is not None for row in rows)
+    broken = sum(len(row.broken) for row in rows)
+    versions = {one.triton for row in rows for one in (row.report, row.failure) if one}
+    parts = [f"{failed} do not compile" if failed else "all compile"]
+    parts.append(f"{broken} limits broken" if broken else "no limit broken")
+    report.out.print(f"{len(rows)} kernels, triton {', '.join(sorted(versions))}: {', '.join(parts)}", highlight=False)
+
+
+def _as_dict(subjects: list[Subject], rows: list[Row], calls: list[Call], others: list[Row]) -> dict[str, Any]:
+    from mla_codegen.inspect.table import as_dict
+
+    kernels = [
+        {**as_dict(row), "spec": s.plan.name, "files": s.files, "stage": s.stage.kernel, "kv": s.kernel.kv,
+         "kv_over_2gib": s.large, "limits": dict(s.case.limits)}
+        for s, row in zip(subjects, rows, strict=True)
+    ]  # fmt: skip
+    predicted = [
+        {"spec": call.spec, "kernel": call.kernel, "arch": call.row.case.job.arch, "batch": call.batch,
+         "kv_len": call.kv_len, "model": as_dict(call.row)["model"], "model_note": call.row.model_note}
+        for call in calls
+    ]  # fmt: skip
+    return {"kernels": kernels, "calls": predicted, "against": [as_dict(row) for row in others]}

@@ -1,0 +1,105 @@
+"""What a terminal shows: tables and progress. Everything here prints; nothing decides."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.plan.resolve import KernelPlan, Plan
+
+out = Console(width=None if sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
+err = Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str, int], None]]:
+    """A bar on stderr; the yielded function advances it by one: (what was done, how many there are)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def advance(name: str, total: int) -> None:
+            bar.update(task, total=total, advance=1, description=f"{what} {name}")
+
+        yield advance
+
+
+def _table(*columns: str, title: str = "") -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def shapes(plans: list[Plan]) -> None:
+    """One row a kernel."""
+    table = _table(
+        "spec", "KV", ">batch", ">kv_len", ">splits", ">tile", ">heads", ">warps", ">stages", ">shared KB", "options"
+    )
+    for plan in plans:
+        for k in plan.kernels:
+            splits = str(k.splits) if k.splits else "run time"
+            table.add_row(
+                plan.name, k.kv, str(k.batch or "any"), str(k.kv_len or "any"), splits, f"{k.block_n}", f"{k.block_h}",
+                str(k.num_warps), str(k.num_stages), f"{k.shared_bytes / 1024:.0f}", " ".join(k.optimizations),
+            )  # fmt: skip
+    out.print(table)
+
+
+def optimizations() -> None:
+    table = _table("optimization", "meaning", "needs", "targets")
+    for option in OPTIMIZATIONS.values():
+        targets = [t.name for t in TARGETS.values() if option.refused_on(t) is None]
+        where = "all" if len(targets) == len(TARGETS) else " ".join(targets)
+        table.add_row(option.name, option.meaning, option.needs, where)
+    out.print(table)
+
+
+def targets() -> None:
+    table = _table("target", "GPU", ">CUs / SMs", ">XCDs", ">shared KB", "fp8 MMA", "families")
+    for t in TARGETS.values():
+        table.add_row(
+            t.name, t.title, str(t.compute_units), str(t.xcds), f"{t.shared_bytes / 1024:.0f}",
+            " ".join(sorted(t.fp8_mma)) or "-", " ".join(t.families),
+        )  # fmt: skip
+    out.print(table)
+
+
+def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
+    """Every resolved number of a kernel and where it came from."""
+    title = escape(kernel.title.replace("\n", " "))
+    out.print(f"[bold]{plan.name}/{kernel.name}.py[/bold]  {title}", soft_wrap=True)
+    out.print(f"chosen because {escape(rule)}", soft_wrap=True)
+    table = _table("setting", ">value", "from")
+    for name, resolved in kernel.resolved.items():
+        if resolved.value is None:
+            continue
+        value = f"{splits}" if name == "splits" and kernel.splits is None else str(resolved.value)
+        table.add_row(name, value, resolved.source)
+    table.add_row("shared memory", f"{kernel.shared_bytes:,}", f"limit {plan.target.shared_bytes:,} bytes")
+    table.add_row("products in", kernel.compute, f"KV {kernel.kv}")
+    if kernel.page_size is not None:
+        table.add_row("page size", str(kernel.page_size), "kv")
+    out.print(table)
+    out.print("optimizations: " + (" ".join(kernel.optimizations) or "none"))
+    for line in kernel.not_taken:
+        out.print(f"not taken: {escape(line)}")
+
+
+def verification(results: list[Any]) -> None:
+    table = _table("spec", "kernel", "on", ">error", ">bound", ">LSE error", ">s", "")
+    for r in results:
+        verdict = "[green]pass[/green]" if r.passed else f"[red]FAIL[/red] {escape(r.failure)}"
+        numbers = (f"{r.error:.1e}", f"{r.bound:.0e}", f"{r.lse_error:.0e}", f"{r.seconds:.1f}")
+        table.add_row(r.spec, r.kernel, r.on, *numbers, verdict)
+    out.print(table)
+    failed = sum(not r.passed for r in results)
+    out.print(f"{len(results) - failed} of {len(results)} kernels pass" + (f", {failed} FAIL" if failed else ""))

@@ -1,1 +1,0 @@
-"""The commands that have a file of their own; `cli` registers them."""

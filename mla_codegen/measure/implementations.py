@@ -1,0 +1,115 @@
+"""What a bench compares: a spec's own build, called as its users call it, and whatever else has the same call."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
+from mla_codegen.check.reference import Case
+from mla_codegen.check.workers import first_line
+from mla_codegen.measure.workload import Workload, call_data, kv_arguments, workload_of
+from mla_codegen.plan.resolve import Plan
+from mla_codegen.publish import write
+
+
+class BenchError(Exception):
+    """What was asked for cannot be timed here; `str()` says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Something to call with what `prepare` makes of a case: as `custom_kernel` takes it, if nothing else is said.
+
+    `kernel` names what serves a workload, if that is known.
+    """
+
+    name: str
+    call: Callable[[Any], Any]
+    serves: Callable[[Workload], bool]
+    kernel: Callable[[Workload], str]
+    bound: Callable[[Workload], float]
+    prepare: Callable[[Workload, Case], Any] = call_data
+
+
+def build(plan: Plan, folder: Path, name: str) -> str:
+    """Write the plan's build into `folder` as a package; what it is called: `name`, and the end of the folder's name.
+
+    So two builds of one process never have the same module names, of which Python would import the first twice.
+    """
+    package = f"{name}_{folder.name.rpartition('-')[2]}"
+    write.build([plan], folder / package)
+    return package
+
+
+def dispatch(folder: str, package: str) -> Any:
+    """The `dispatch` module of a package in `folder`."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    return importlib.import_module(f"{package}.dispatch")
+
+
+def calling(folder: str, package: str) -> tuple[Callable[[Any], Any], Callable[[Workload, Case], Any]]:
+    """(call, prepare) of a package: `custom_kernel`, or of paged KV `mla_decode`, over the case's KV in pages."""
+    module = dispatch(folder, package)
+    (build,) = module.DISPATCHER.builds
+    if build.page_size is None:
+        return module.custom_kernel, call_data
+
+    def prepare(workload: Workload, case: Case) -> dict[str, Any]:
+        given = {"q": case.q, "qo_indptr": case.qo_indptr, "sm_scale": case.sm_scale, "kv_scale": case.kv_scale}
+        return {**given, "max_kv_len": workload.kv_len, **kv_arguments(case, build.page_size)}
+
+    return lambda given: module.mla_decode(**given), prepare
+
+
+def ours(plan: Plan, folder: str, package: str) -> Implementation:
+    """The kernels of a build, called as its users call them."""
+
+    def chosen(workload: Workload) -> tuple[str, int | None]:
+        return plan.choice(workload.kv).choose(workload.batch, workload.kv_len, workload.kv_len)
+
+    def kernel(workload: Workload) -> str:
+        name, splits = chosen(workload)
+        return f"{name} ({splits} splits)" if splits else name
+
+    def serves(workload: Workload) -> bool:
+        named = workload.kv in plan.spec.dtypes.kv
+        return named and workload == workload_of(plan, workload.kv, workload.batch, workload.kv_len)
+
+    def bound(workload: Workload) -> float:
+        name, _ = chosen(workload)
+        compute = next(k.compute for k in plan.kernels if k.name == name)
+        return BOUND_FP8 if compute.startswith("fp8") else BOUND_16_BIT
+
+    call, prepare = calling(folder, package)
+    return Implementation(plan.name, call, serves, kernel, bound, prepare)
+
+
+def other(spelled: str) -> Implementation:
+    """`module:function` or `file.py:function`, imported as from the current folder. Raises BenchError."""
+    where, _, function = spelled.rpartition(":")
+    if not where or not function:
+        raise BenchError(f"--against {spelled}: write module:function or file.py:function")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(f"against_{Path(where).stem}", where)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            if "" not in sys.path and os.getcwd() not in sys.path:
+                sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(where)
+    except Exception as error:
+        raise BenchError(f"--against {spelled}: {where} cannot be imported: {first_line(error)}") from error
+    call = getattr(module, function, None)
+    if not callable(call):
+        raise BenchError(f"--against {spelled}: {where} has no function {function}")
+    return Implementation(spelled, call, lambda _: True, lambda _: "", lambda _: BOUND_FP8)

@@ -1,0 +1,136 @@
+"""What a bench or a tuner runs: one shape in one KV dtype, its inputs, and the float64 truth of some requests."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mla_codegen.check.reference import TORCH, Case, in_pages, poisoned_scratch, reference, relative_l2
+from mla_codegen.plan.families.request import BYTES
+from mla_codegen.plan.resolve import Plan
+
+FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
+SAMPLED = 4  # requests that are held to float64
+CHUNK_ROWS = 1 << 18  # KV rows that are drawn at a time: fp32 needs four times the room of fp8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`batch` requests of one query row and `kv_len` KV rows each; dimensions and dtypes as in a spec."""
+
+    heads: int
+    latent: int
+    rope: int
+    q: str
+    out: str
+    kv: str
+    batch: int
+    kv_len: int
+
+    @property
+    def row(self) -> int:
+        return self.latent + self.rope
+
+    @property
+    def shape(self) -> str:
+        return f"{self.batch}x{self.kv_len}"
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV, each read once: what decode cannot do without."""
+        return self.batch * self.kv_len * self.row * BYTES[self.kv]
+
+    @property
+    def flops(self) -> int:
+        """Of both products: a multiplication and an addition for each number of a row as key, and as value."""
+        return 2 * self.heads * (self.row + self.latent) * self.batch * self.kv_len
+
+
+def workload_of(plan: Plan, kv: str, batch: int, kv_len: int) -> Workload:
+    """The workload of one shape with the model and dtypes of `plan`."""
+    model, dtypes = plan.spec.model, plan.spec.dtypes
+    return Workload(
+        model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, dtypes.q, dtypes.out, kv, batch, kv_len
+    )
+
+
+def make_inputs(workload: Workload, where: torch.device, seed: int, lens: Sequence[int] | None = None) -> Case:
+    """Random inputs, drawn on the device. `lens`: KV rows of each request, `kv_len` for all if left out.
+
+    q and KV are normal, so that scores have a spread of about 1 and every KV row has weight.
+    """
+    lens = [workload.kv_len] * workload.batch if lens is None else list(lens)
+    generator = torch.Generator(where).manual_seed(seed)
+    q = torch.randn(len(lens), workload.heads, workload.row, device=where, generator=generator)
+    dtype = TORCH[workload.kv]
+    fp8 = workload.kv.startswith("fp8")
+    kv = torch.empty(sum(lens), workload.row, dtype=dtype, device=where)
+    limit = torch.finfo(dtype).max
+    for rows in kv.split(CHUNK_ROWS):
+        numbers = torch.randn(rows.shape, device=where, generator=generator)
+        rows.copy_((numbers / FP8_SCALE).clamp(-limit, limit) if fp8 else numbers)
+    scale = torch.tensor([FP8_SCALE], dtype=torch.float32, device=where) if fp8 else None
+    qo_indptr = torch.arange(len(lens) + 1, dtype=torch.int32, device=where)
+    kv_indptr = torch.tensor([0, *lens], device=where).cumsum(0).to(torch.int32)
+    return Case(q.to(TORCH[workload.q]), kv, qo_indptr, kv_indptr, workload.row**-0.5, scale)
+
+
+def call_data(workload: Workload, case: Case) -> tuple[Any, ...]:
+    """The same inputs in the form that `custom_kernel` takes."""
+    form = (case.kv, case.kv_scale) if case.kv_scale is not None else case.kv
+    config = {
+        "batch_size": workload.batch, "num_heads": workload.heads, "num_kv_heads": 1, "qk_head_dim": workload.row,
+        "kv_lora_rank": workload.latent, "qk_rope_head_dim": workload.rope, "v_head_dim": workload.latent,
+        "q_seq_len": 1, "kv_seq_len": workload.kv_len, "sm_scale": case.sm_scale,
+    }  # fmt: skip
+    return case.q, {workload.kv.split("_")[0]: form}, case.qo_indptr, case.kv_indptr, config
+
+
+def kv_arguments(case: Case, page_size: int | None) -> dict[str, torch.Tensor]:
+    """The KV of a case as `mla_decode` takes it: ragged, or dealt to pages, with a table of them."""
+    if page_size is None:
+        return {"kv": case.kv, "kv_indptr": case.kv_indptr}
+    paged = in_pages(case, page_size)
+    return {"kv": paged.kv, "block_table": paged.block_table, "kv_lens": paged.kv_lens}
+
+
+class Truth:
+    """float64 attention of a few requests of a case, the first and the last among them. One query row a request."""
+
+    def __init__(self, case: Case, latent: int, seed: int = 0):
+        batch = case.q.shape[0]
+        others = random.Random(seed).sample(range(batch), min(batch, SAMPLED))
+        self.requests = list(dict.fromkeys([0, batch - 1, *others]))[:SAMPLED]
+        bounds = case.kv_indptr.tolist()
+        self._rows = [reference(self._alone(case, r, bounds[r], bounds[r + 1]), latent)[0] for r in self.requests]
+
+    @staticmethod
+    def _alone(case: Case, request: int, begin: int, end: int) -> Case:
+        qo_indptr, kv_indptr = (torch.tensor([0, n], dtype=torch.int32) for n in (1, end - begin))
+        rows = (case.q[request : request + 1], case.kv[begin:end])
+        return Case(*rows, qo_indptr, kv_indptr, case.sm_scale, case.kv_scale)
+
+    def error(self, out: Any) -> float:
+        """The worst relative L2 error of the sampled requests; NaN if anything of `out` is not finite."""
+        if isinstance(out, tuple | list):  # (out, LSE)
+            out = out[0]
+        if not bool(torch.isfinite(out).all()):
+            return float("nan")
+        pairs = zip(self.requests, self._rows, strict=True)
+        return max(relative_l2(out[request].reshape(want.shape[1:]), want[0]) for request, want in pairs)
+
+
+@contextmanager
+def poisoned(workload: Workload, where: torch.device) -> Iterator[None]:
+    """Within, what a call allocates holds NaN: a number left unwritten shows.
+
+    `torch.empty` is replaced; for outputs made in other ways, the allocator is given blocks of NaN to hand out again.
+    """
+    shape = (workload.batch, workload.heads, workload.latent)
+    blocks = [torch.full(shape, float("nan"), dtype=TORCH[workload.out], device=where) for _ in range(4)]
+    del blocks
+    with poisoned_scratch():
+        yield

@@ -1,0 +1,81 @@
+"""What a YAML parser says of text that is not YAML, said again for people who write specs."""
+
+import re
+
+import yaml
+
+from mla_codegen.spec.errors import Place, Problem, quoted
+from mla_codegen.spec.tree import MAX_DEPTH, Flaw
+
+MISFIT = "this does not line up with what stands above it"
+QUOTE = "put the text in quotes"
+INDENT = "indent the keys of one block alike, with spaces; put text that holds `: ` in quotes"
+# The parser's words (libyaml's, or the pure Python one's) -> what is wrong, and how to mend it
+_WORDS = (
+    ("mapping values are not allowed", "there cannot be a `:` here", INDENT),
+    ("expected ',' or '}'", "a comma or the closing `}` is missing before this", ""),
+    ("expected ',' or ']'", "a comma or the closing `]` is missing before this", ""),
+    ("expected node content", "a value is missing here", ""),
+    ("expected the node content", "a value is missing here", ""),
+    ("expected '-' indicator", MISFIT, INDENT),
+    ("expected key", MISFIT, INDENT),
+    ("expected <block end>", MISFIT, INDENT),
+    ("could not find expected ':'", "a `:` is missing after this key", "write `key: value`"),
+    ("sequence entries are not allowed", "a list entry cannot begin here", "begin the list on a line of its own"),
+    ("mapping keys are not allowed", "a `?` cannot stand here", QUOTE),
+    ("alphabetic or numeric character", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
+    ("non-alphabetical character", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
+    ("expected directive name", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
+    ("comment or line break", "text cannot follow a `|` or `>` on its line", QUOTE),
+    ("comment or a line break", "text cannot follow a `|` or `>` on its line", QUOTE),
+    ("chomping or indentation", "text cannot follow a `|` or `>` on its line", QUOTE),
+    ("unexpected ':'", "there cannot be a `:` here", INDENT),
+    ("undefined tag handle", "a tag has no meaning in a spec", "remove the `!...`, or put the text in quotes"),
+    ("unknown escape character", "the backslash escape is unknown", "write the text in single quotes"),
+    ("incompatible YAML document", "this YAML version is unknown", "remove the %YAML line"),
+    ("<document start>", "the spec has ended before this", "a bracket is closed once too often?"),
+    ("nesting depth", f"nested more than {MAX_DEPTH} levels deep", ""),
+)
+_BRACKETS = {"{": "}", "[": "]"}
+
+
+def syntax_flaw(error: yaml.YAMLError, text: str, open_places: list[Place]) -> Flaw:
+    """The parser's `error` in our words. `open_places`: where the collections begin that were open when it struck."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return Problem((), f"this is not YAML: {' '.join(str(error).split())}"), (1, 1)
+    mark = error.problem_mark
+    lines = re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    place = (mark.line + 1, mark.column + 1)
+    tab = re.match(r" *\t", line)
+    if tab or line[mark.column : mark.column + 1] == "\t":
+        at = (mark.line + 1, tab.end() if tab else mark.column + 1)
+        return Problem((), "a tab; YAML is indented with spaces alone", fix="replace each tab by spaces"), at
+    said = error.problem or ""
+    if not any(
+        rest.strip() for rest in (line[mark.column :], *lines[mark.line + 1 :])
+    ):  # it struck the end of the text
+        if "quoted" in (error.context or "") and error.context_mark is not None:
+            start = (error.context_mark.line + 1, error.context_mark.column + 1)
+            return Problem((), "the quote that opens here is never closed"), start
+        for opened in reversed(open_places):
+            bracket = lines[opened[0] - 1][opened[1] - 1 : opened[1]]
+            if bracket in _BRACKETS:
+                return Problem((), f"the `{bracket}` is never closed", fix=f"add `{_BRACKETS[bracket]}`"), opened
+    if "cannot start any token" in said:
+        what = f"no value can begin with {quoted(line[mark.column : mark.column + 1])}"
+        return Problem((), what, fix=QUOTE), place
+    if "unknown escape" in said and line[mark.column : mark.column + 1] != "\\":
+        place = (mark.line + 1, mark.column)  # the pure Python parser points behind the backslash
+    if "could not find expected ':'" in said and error.context_mark is not None:
+        place = (error.context_mark.line + 1, error.context_mark.column + 1)  # the key
+    if "mapping values are not allowed" in said:
+        before = next((n for n in range(mark.line - 1, -1, -1) if lines[n].split("#")[0].strip()), None)
+        if before is not None and ":" not in lines[before]:
+            return Problem((), "there cannot be a `:` here", fix=f"is a `:` missing on line {before + 1}?"), place
+    for words, what, fix in _WORDS:
+        if words in said:
+            if what.startswith("a comma") and error.context_mark is not None and error.context_mark.line < mark.line:
+                what += f" (it opens on line {error.context_mark.line + 1})"
+            return Problem((), what, fix=fix), place
+    return Problem((), f"this is not YAML: {said}"), place
