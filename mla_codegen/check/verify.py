@@ -67,7 +67,7 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     tile = kernel.block_n
     splits = kernel.splits or 3
     at_run_time = None if kernel.splits or kernel.balanced else splits
-    if splits > 4 or (at_run_time and FAMILIES[kernel.family].GLUON):
+    if splits > 4 or (at_run_time and FAMILIES[kernel.family].gluon):
         lens = [tile * splits + 1, 0, tile + 1]
         yield "ragged", make_case(lens, q_lens=[1, 1, 2 if splits <= 64 else 1], seed=seed, **common), at_run_time
         if at_run_time:
@@ -142,7 +142,7 @@ def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed
     error = lse_error = 0.0
     failure = ""
     try:
-        emulated = device == "cpu" and FAMILIES[kernel.family].GLUON
+        emulated = device == "cpu" and FAMILIES[kernel.family].gluon
         module = (_emulate if emulated else _load)(folder, spec, kernel)
         for what, case, splits, ways in _by_layout(kernel, cases_of(kernel, seed), device, seed):
             case_error, case_lse, wrong = _run_case(module, kernel, case, ways, splits, device)
@@ -156,7 +156,7 @@ def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed
                     failure = f"{what}: LSE off by {case_lse:.1e}, allowed {lse_bound:.0e}"
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
         failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
-    on = "GPU" if device == "cuda" else "CPU emulator" if FAMILIES[kernel.family].GLUON else "CPU interpreter"
+    on = "GPU" if device == "cuda" else "CPU emulator" if FAMILIES[kernel.family].gluon else "CPU interpreter"
     return Result(spec, kernel.name, on, error, bound, lse_error, lse_bound, time.perf_counter() - start, failure)
 
 
