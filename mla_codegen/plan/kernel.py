@@ -129,6 +129,15 @@ class KernelPlan(Words, Dimensions, Work, Resources):
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
     @property
+    def merge_decided_at_launch(self) -> bool:
+        return self.merged and self.merge.at_launch
+
+    @property
+    def merge_grid(self) -> str:
+        """Programs of stage 2, as source."""
+        return "total_q * HEADS.value" + " * COLUMN_BLOCKS.value" * self.merge.several_column_blocks
+
+    @property
     def heads_file(self) -> str:
         """The templates that mask heads, or do not."""
         return "work/some_heads.jinja" if self.masked_heads else "work/all_heads.jinja"

@@ -1,6 +1,7 @@
 """Plan -> formatted source. Jinja places what the plan says; black has the last word on layout."""
 
 import hashlib
+import re
 import traceback
 from functools import cache
 from pathlib import Path
@@ -20,16 +21,36 @@ def template_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "templates"
 
 
+def _gluon(text: str) -> str:
+    """A step of plain Triton in Gluon's names."""
+    return re.sub(r"\btl\.", "gl.", text).replace("triton.jit", "gluon.jit")
+
+
 @cache
 def environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_folder()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=_placed,
     )
+    found.filters["gluon"] = _gluon
+    return found
+
+
+NOTHING = "\0"  # stands for an empty text until its line, if it has one to itself, is taken out
+
+
+def _placed(value: object) -> str:
+    """A text as it is placed: what a macro wrote ends where its call ends, and an empty text leaves no empty line."""
+    return str(value).removesuffix("\n") or NOTHING
+
+
+def _without_nothing(text: str) -> str:
+    return re.sub(rf"^[ \t]*{NOTHING}\n", "", text, flags=re.MULTILINE).replace(NOTHING, "")
 
 
 class RenderError(Exception):
@@ -82,7 +103,7 @@ def _render(name: str, **context: object) -> str:
 
 def _text(name: str, **context: object) -> str:
     try:
-        return environment().get_template(name).render(**context)
+        return _without_nothing(environment().get_template(name).render(**context))
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"templates/{error.name}:{error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, TypeError) as error:

@@ -11,7 +11,7 @@ from mla_codegen.catalog.bounds import BOUND_16_BIT, LSE_BOUND_16_BIT
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import Stage, stage1, stage2
-from mla_codegen.plan.work import Merge, Work, power_of_two
+from mla_codegen.plan.work import BALANCED_ROWS, Merge, Work, power_of_two
 from mla_codegen.spec.errors import Problem
 
 HEADS_OF_A_BLOCK = 16
@@ -33,17 +33,20 @@ class Details:
     """What the templates place beside the plan's record. Field names are what they say.
 
     compute        element type of PV's products; gl_kv: the KV's as Gluon names it; torch_kv: as torch does
-    kind           folder of templates: fp8 or bf16
+    kind           folder of templates: fp8 or bf16; rows: how TMA brings tiles: ragged, pages, boxes
     bits           of a KV element; swizzle_latent, swizzle_rope: bytes over which TMA swizzles each part
     tile_bytes     of a KV tile; boxes: that TMA brings it in, box_rows: rows of each
     shares_sm      two programs fit an SM
     programs       of stage 1 that the device runs at once, of one head block
     merge_places   programs of stage 2 that the device runs at once
-    partials_at_once   numbers that a program of stage 2 holds, where the splits are known at run time
+    rows_of_thread query rows that a thread of a balanced kernel looks at
+    half_latent    words of two latent columns
+    high_low_columns   of q as two fp8 numbers
     """
 
     compute: str
     kind: str
+    rows: str
     gl_kv: str
     torch_kv: str
     bits: int
@@ -57,11 +60,41 @@ class Details:
     v_rows: int
     programs: int
     merge_places: int
-    partials_at_once: int
+    rows_of_thread: int
+    half_latent: int
+    high_low_columns: int
 
     @property
     def several_boxes(self) -> bool:
         return self.boxes > 1
+
+    @property
+    def splits_pairs(self) -> bool:
+        return self.kind == "fp8"
+
+    @property
+    def rows_file(self) -> str:
+        return f"rows/tma_{self.rows}.jinja"
+
+    @property
+    def stage1_file(self) -> str:
+        return f"hopper/{self.kind}/stage1.py.jinja"
+
+    @property
+    def layouts_file(self) -> str:
+        return f"hopper/{self.kind}/layouts.py.jinja"
+
+    @property
+    def constants_file(self) -> str:
+        return f"hopper/{self.kind}/constants.py.jinja"
+
+    @property
+    def imports_file(self) -> str:
+        return f"hopper/{self.kind}/imports.py.jinja"
+
+    @property
+    def about_file(self) -> str:
+        return f"hopper/{self.kind}/about.jinja"
 
 
 def shared_bytes(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
@@ -160,6 +193,7 @@ class Hopper(Family):
         return Details(
             compute="fp16" if element.fp8 else "bf16",
             kind="fp8" if element.fp8 else "bf16",
+            rows="ragged" if request.page_size is None else "pages" if box_rows == numbers.block_n else "boxes",
             gl_kv=f"gl.{element.triton}",
             torch_kv=element.torch,
             bits=8 * element.bytes,
@@ -173,7 +207,9 @@ class Hopper(Family):
             v_rows=V_ROWS,
             programs=max(1, request.target.compute_units * numbers.resident // head_blocks),
             merge_places=request.target.compute_units * MERGE_RESIDENT,
-            partials_at_once=PARTIALS_AT_ONCE,
+            rows_of_thread=BALANCED_ROWS // (32 * numbers.num_warps),
+            half_latent=request.latent // 2,
+            high_low_columns=2 * numbers.block_h,
         )
 
     def merge(self, request: Request, work: Work) -> Merge:
