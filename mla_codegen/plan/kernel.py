@@ -19,6 +19,7 @@ class KernelPlan:
     summary: str
     target: str
     family: str
+    triton: str | None  # the release whose Gluon this is (3.6); None: plain Triton, the same for all
     # shape; None: kernels for any shape
     batch: int | None
     kv_len: int | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.families.request import BALANCED_ROWS, Knobs, Layer, Request, Resolved, Resources
@@ -31,12 +32,16 @@ def _power_of_two(n: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """All kernels of one spec. `name` is its folder; `kernels` in the order of the dispatch table."""
+    """All kernels of one spec. `name` is its folder; `kernels` in the order of the dispatch table.
+
+    release   the Triton release that they are rendered for; None: one whose Gluon is not known (none of them is Gluon)
+    """
 
     name: str
     spec_file: str
     spec: Spec
     target: Target
+    release: Release | None
     kernels: tuple[KernelPlan, ...]
 
     def shaped(self, kv: str) -> list[KernelPlan]:
@@ -61,6 +66,11 @@ class Plan:
         """Some kernels are Gluon, which Triton's interpreter does not run."""
         return any(FAMILIES[kernel.family].GLUON for kernel in self.kernels)
 
+    @property
+    def triton(self) -> str | None:
+        """The one release that can run all of the kernels; None: any."""
+        return next((kernel.triton for kernel in self.kernels if kernel.triton), None)
+
     def choice(self, kv: str) -> Choice | OneKernel:
         """The dispatcher's rule for this KV dtype."""
         if self.spec.batch_invariant:
@@ -83,8 +93,12 @@ class PlanError(Exception):
         super().__init__("; ".join(problem.what for problem in problems))
 
 
-def make_plan(spec: Spec, spec_file: str) -> Plan:
-    """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec."""
+def make_plan(spec: Spec, spec_file: str, release: Release | None = None) -> Plan:
+    """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec.
+
+    release   the Triton release to render for; None: the one that the spec names, or else the one installed
+    """
+    release = release or (RELEASES[spec.triton] if spec.triton else release_of(installed_triton()))
     problems: list[Problem] = []
     kernels: list[KernelPlan] = []
     for kv in spec.dtypes.kv:
@@ -93,7 +107,7 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
             (("defaults",), "defaults", spec.defaults),
         ]
         if spec.batch_invariant:
-            kernels += _kernel(spec, spec_file, kv, defaults, None, "invariant", problems)
+            kernels += _kernel(spec, spec_file, release, kv, defaults, None, "invariant", problems)
             continue
         for index, shape in enumerate(spec.shapes):
             layers: list[Layer] = [
@@ -101,20 +115,23 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
                 (("shapes", index), "shape", shape),
                 *defaults,
             ]
-            kernels += _kernel(spec, spec_file, kv, layers, shape, "shape", problems)
-        general = [_kernel(spec, spec_file, kv, defaults, None, kind, problems) for kind in ("direct", "split")]
-        kernels += [kernel for found in general for kernel in found]
-        if all(kernel.family in BALANCED for found in general for kernel in found):
-            kernels += _kernel(spec, spec_file, kv, defaults, None, "balanced", problems)
+            kernels += _kernel(spec, spec_file, release, kv, layers, shape, "shape", problems)
+        general: list[KernelPlan] = []
+        for kind in ("direct", "split"):
+            general += _kernel(spec, spec_file, release, kv, defaults, None, kind, problems)
+        kernels += general
+        if all(kernel.family in BALANCED for kernel in general):
+            kernels += _kernel(spec, spec_file, release, kv, defaults, None, "balanced", problems)
     if problems:
         unique = {(problem.loc, problem.what): problem for problem in problems}
         raise PlanError(list(unique.values()))
-    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], tuple(kernels))
+    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], release, tuple(kernels))
 
 
 def _kernel(
     spec: Spec,
     spec_file: str,
+    release: Release | None,
     kv: str,
     layers: list[Layer],
     shape: Shape | None,
@@ -136,6 +153,9 @@ def _kernel(
     )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
+        return []
+    if family.GLUON and release is None:
+        problems.append(_unknown_release())
         return []
     not_taken += refusals
     resources = family.resources(request)
@@ -190,6 +210,7 @@ def _kernel(
             summary=summary,
             target=target.name,
             family=family.NAME,
+            triton=release.name if family.GLUON and release else None,
             batch=shape.batch if shape else None,
             kv_len=shape.kv_len if shape else None,
             heads=heads,
@@ -283,6 +304,14 @@ def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tupl
     fix = "add packed_fp8 to the optimizations" if "packed_fp8" in reason else ""
     problems.append(Problem(loc, reason, fix=fix))
     return None, []
+
+
+def _unknown_release() -> Problem:
+    """The installed Triton has a Gluon that templates cannot be rendered in."""
+    have = installed_triton()
+    what = f"triton {have} is installed, whose Gluon is not known" if have else "no triton is installed"
+    fix = f"name the release that will run the kernels (`--triton {list(RELEASES)[-1]}`), or write `family: triton`"
+    return Problem(("target",), what, ", ".join(RELEASES), fix)
 
 
 def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:

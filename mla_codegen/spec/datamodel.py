@@ -130,6 +130,11 @@ class Spec(_Strict):
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"
     )
+    triton: str | None = Field(
+        default=None,
+        description="the Triton release that will run the kernels; the installed one if left out (Gluon changes with "
+        "every release, plain Triton is the same for all)",
+    )
     batch_invariant: bool = Field(
         default=False,
         description="one kernel a KV type serves every call, so that a query row has the same bits whoever shares its "

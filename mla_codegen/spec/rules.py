@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, get_args
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.releases import RELEASES, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.spec.datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted
@@ -38,6 +39,7 @@ def _breaches(source: Source) -> Iterator[Problem]:
     target = TARGETS.get(str(data.get("target")))
     yield from _empty_values(source.root, ())
     yield from _target(data)
+    yield from _triton(source)
     yield from _repeats(_list(_dict(data.get("dtypes")).get("kv")), ("dtypes", "kv"), source)
     yield from _duplicate_shapes(source)
     yield from _settings_of_one_shape(data)
@@ -84,6 +86,15 @@ def _target(data: dict[str, Any]) -> Iterator[Problem]:
         marketed = [t.name for t in TARGETS.values() if len(name) > 2 and name.lower() in t.title.lower()]
         fix = f"did you mean `{marketed[0]}`?" if marketed else did_you_mean(name, TARGETS)
         yield Problem(("target",), f"unknown target {quoted(name)}", ", ".join(TARGETS), fix)
+
+
+def _triton(source: Source) -> Iterator[Problem]:
+    node = source.node(("triton",))
+    if node is None or isinstance(node.value, bool | list | dict) or node.spelled in RELEASES or not node.spelled:
+        return
+    near = release_of(node.spelled)
+    fix = f"write {near.name}" if near else did_you_mean(node.spelled, RELEASES)
+    yield Problem(("triton",), f"unknown Triton release {quoted(node.spelled)}", ", ".join(RELEASES), fix)
 
 
 def _repeats(items: list[Any], loc: Loc, source: Source) -> Iterator[Problem]:

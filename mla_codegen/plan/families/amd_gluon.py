@@ -66,7 +66,6 @@ class Details:
     weight_shift    power of two that weights are multiplied by before they become fp8
     query_step      template that keeps q in fp8; query_in_lds: in LDS
     query_args      the parts of q; query_rope: rope columns of an operand of q
-    views           shared memory is read as another type than it was written
     head_waves, column_waves         waves along heads and along rows or columns
     rows_of_wave, columns_of_wave    of the scores and of the output
     shared_kb       LDS; most_registers: what waves_per_eu leaves a lane; shares_cu: two programs fit a CU
@@ -90,7 +89,6 @@ class Details:
     query_in_lds: bool
     query_args: str
     query_rope: int
-    views: bool
     head_waves: int
     column_waves: int
     rows_of_wave: int
@@ -194,7 +192,6 @@ def details(request: Request, form: Form, *, taken_as: str, transposes: bool) ->
         query_in_lds=in_lds,
         query_args=form.query_args,
         query_rope=request.rope * (2 if form.side_by_side else 1),
-        views=request.is_fp8 or not transposes,
         head_waves=head_waves,
         column_waves=column_waves,
         rows_of_wave=form.block_n // column_waves,
