@@ -45,9 +45,13 @@ class Stage:
         return frozenset(name for name, kind in self.signature.items() if kind.startswith("*"))
 
 
+# a * b + c is one instruction, rounded once: said at every launch, for releases of Triton differ in their default.
+FUSED = {"enable_fp_fusion": True}
+
+
 def options_of(kernel: Any) -> dict[str, Any]:
     """Compiler options of stage 1, as `run` passes them."""
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, **FUSED}
     return options | ({} if kernel.waves_per_eu is None else {"waves_per_eu": kernel.waves_per_eu})
 
 
@@ -80,4 +84,4 @@ def stage2(kernel: Any, constants: Mapping[str, Any] | None = None) -> list[Stag
         return []
     signature = {"partial": "*fp32", "partial_lse": "*fp32", "out": POINTER[kernel.out], "lse": "*fp32"}
     more = {"shares": "*i32"} if kernel.balanced else {} if kernel.splits else {"splits": "i32"}
-    return [Stage("stage2", signature | more, {"num_warps": kernel.stage2_warps}, constants or {})]
+    return [Stage("stage2", signature | more, {"num_warps": kernel.stage2_warps, **FUSED}, constants or {})]
