@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
-from mla_codegen.spec.limits import KVDtype, Limits
+from mla_codegen.spec.limits import KVDtype, Limits, TritonName
 
 FloatDtype = Literal["bf16", "fp16"]
 Splits = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
@@ -130,7 +130,7 @@ class Spec(_Strict):
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"
     )
-    triton: str | None = Field(
+    triton: TritonName | None = Field(
         default=None,
         description="the Triton release that will run the kernels; the installed one if left out (Gluon changes with "
         "every release, plain Triton is the same for all)",

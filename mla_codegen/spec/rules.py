@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, get_args
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
-from mla_codegen.catalog.releases import RELEASES, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.spec.datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted
@@ -39,7 +38,6 @@ def _breaches(source: Source) -> Iterator[Problem]:
     target = TARGETS.get(str(data.get("target")))
     yield from _empty_values(source.root, ())
     yield from _target(data)
-    yield from _triton(source)
     yield from _repeats(_list(_dict(data.get("dtypes")).get("kv")), ("dtypes", "kv"), source)
     yield from _duplicate_shapes(source)
     yield from _settings_of_one_shape(data)
@@ -88,15 +86,6 @@ def _target(data: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(("target",), f"unknown target {quoted(name)}", ", ".join(TARGETS), fix)
 
 
-def _triton(source: Source) -> Iterator[Problem]:
-    node = source.node(("triton",))
-    if node is None or isinstance(node.value, bool | list | dict) or node.spelled in RELEASES or not node.spelled:
-        return
-    near = release_of(node.spelled)
-    fix = f"write {near.name}" if near else did_you_mean(node.spelled, RELEASES)
-    yield Problem(("triton",), f"unknown Triton release {quoted(node.spelled)}", ", ".join(RELEASES), fix)
-
-
 def _repeats(items: list[Any], loc: Loc, source: Source) -> Iterator[Problem]:
     """An entry that a list already has; `+x` repeats `-x`."""
     seen: dict[str, int] = {}
@@ -141,6 +130,8 @@ def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:
         return  # a misspelt type would make its settings look unused
     owners: list[tuple[Loc, Any]] = [((name,), data.get(name)) for name in ("defaults", "limits")]
     owners += [(("shapes", i), shape) for i, shape in enumerate(_list(data.get("shapes")))]
+    per_triton = _dict(_dict(data.get("limits")).get("per_triton"))
+    owners += [(("limits", "per_triton", release), limits) for release, limits in per_triton.items()]
     for loc, owner in owners:
         for kv in _dict(_dict(owner).get("per_kv")):
             if kvs and kv not in kvs:

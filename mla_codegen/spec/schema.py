@@ -4,7 +4,6 @@ from functools import cache
 from typing import Any
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
-from mla_codegen.catalog.releases import RELEASES
 from mla_codegen.catalog.targets import TARGETS
 from mla_codegen.spec.datamodel import Spec
 
@@ -25,8 +24,6 @@ def json_schema() -> dict[str, Any]:
     }
     targets = {target.name: target.title for target in TARGETS.values()}
     schema["properties"]["target"].update(_names(targets))
-    releases = {name: f"tried with {release.tried}" for name, release in RELEASES.items()}
-    schema["properties"]["triton"].update(_names(releases))
     definitions["Dtypes"]["properties"]["kv"]["uniqueItems"] = True
     families = sorted({family for target in TARGETS.values() for family in target.families})
     meanings = {option.name: f"{option.meaning} Needs {option.needs}." for option in OPTIMIZATIONS.values()}
