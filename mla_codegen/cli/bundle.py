@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mla_codegen.cli import report
-from mla_codegen.cli.common import Spec, fail, load_plans
+from mla_codegen.cli.common import Spec, Triton, fail, load_plans
 
 
 def bundle(
@@ -16,6 +16,7 @@ def bundle(
         str | None, typer.Option("--leaderboard", metavar="NAME", help="For the `#!POPCORN leaderboard` line")
     ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="For the `#!POPCORN gpu` line")] = None,
+    triton: Triton = None,
 ) -> None:
     """Write all kernels of a spec into one file with `custom_kernel(data)`, ready to submit.
 
@@ -28,7 +29,7 @@ def bundle(
     from mla_codegen.publish.bundle import Refused
     from mla_codegen.publish.bundle import bundle as make
 
-    (plan,) = load_plans([spec], out.resolve().parent / "generated")
+    (plan,) = load_plans([spec], out.resolve().parent / "generated", triton)
     try:
         text = make(plan, leaderboard, gpu)
     except Refused as refused:

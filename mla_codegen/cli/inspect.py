@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mla_codegen.catalog.releases import installed_triton, release_of
 from mla_codegen.cli import report
-from mla_codegen.cli.common import Json, Specs, fail, load_plans
+from mla_codegen.cli.common import Json, Specs, fail, load_plans, release_named
 
 if TYPE_CHECKING:
     from mla_codegen.inspect import Case, Row
@@ -36,7 +37,8 @@ def inspect(
         typer.Option("--against", metavar="FILE.py:KERNEL", help="Another Triton kernel, or a job.json, beside ours"),
     ] = None,
     triton: Annotated[
-        str | None, typer.Option("--triton", metavar="VERSION", help="Compile with this release; fetched once by pip")
+        str | None,
+        typer.Option("--triton", metavar="VERSION", help="Render for this release and compile with it; pip fetches it"),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time; default: the CPUs")] = None,
     as_json: Json = False,
@@ -57,7 +59,8 @@ def inspect(
     from mla_codegen.inspect import plans as inspection
 
     shapes = [_shape(text) for text in shape or ()]
-    plans = load_plans(specs, Path("generated"))
+    plans = load_plans(specs, Path("generated"), triton)
+    version = _version(plans, triton)
     if against and not shapes:
         shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
     try:
@@ -68,7 +71,7 @@ def inspect(
             rows = inspect_cases(
                 [subject.case for subject in subjects] + theirs,
                 parallel=jobs,
-                triton=triton,
+                triton=version,
                 progress=lambda done, total, outcome: advance(f"{outcome.job.kernel} for {outcome.job.arch}", total),
             )
     except (inspection.NotInspectable, CaptureError, JobError, VersionError) as error:
@@ -83,6 +86,20 @@ def inspect(
         _print_against(subjects, ours, others)
         _print_verdict(plans, rows)
     raise typer.Exit(0 if all(row.ok for row in rows) else 1)
+
+
+def _version(plans: list[Plan], triton: str | None) -> str | None:
+    """The version to compile with: as asked for, or else of the specs' release; None: the installed one."""
+    if triton is not None:
+        release = release_named(triton)
+        return release.tried if triton == release.name else triton
+    wanted = {plan.release for plan in plans} - {release_of(installed_triton())}
+    versions = [release.tried for release in wanted if release]
+    if versions and len({plan.release for plan in plans}) > 1:
+        releases = ", ".join(sorted({plan.release.name if plan.release else installed_triton() for plan in plans}))
+        what = f"the specs are for different releases of Triton: {releases}"
+        fail(f"{what}\n  fix: inspect them apart, or name one release with --triton", 2)
+    return versions[0] if versions else None
 
 
 def _shape(text: str) -> tuple[int, int]:

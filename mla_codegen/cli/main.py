@@ -12,7 +12,7 @@ from mla_codegen import __version__
 from mla_codegen.cli import report
 from mla_codegen.cli.bench import bench
 from mla_codegen.cli.bundle import bundle
-from mla_codegen.cli.common import Json, Out, Spec, Specs, fail, load_plans
+from mla_codegen.cli.common import Json, Out, Spec, Specs, Triton, fail, load_plans
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan
@@ -55,6 +55,7 @@ class Device(str, Enum):
 def build(
     specs: Specs,
     out: Out = Path("generated"),
+    triton: Triton = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand")] = False,
     as_json: Json = False,
 ) -> None:
@@ -64,9 +65,11 @@ def build(
 
     mla-codegen build specs/*.yaml --out generated
 
+    mla-codegen build specs/h200.yaml --triton 3.8
+
     Builds of other specs in the same folder stay, and the dispatcher serves them all.
     """
-    plans = load_plans(specs, out)
+    plans = load_plans(specs, out, triton)
     try:
         files, written, removed = write.build(plans, out, force=force)
     except BuildError as error:
@@ -82,12 +85,12 @@ def build(
 
 
 @app.command()
-def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> None:
+def check(specs: Specs, out: Out = Path("generated"), triton: Triton = None, as_json: Json = False) -> None:
     """Fail, with a diff, if the generated folder differs from a fresh build.
 
     mla-codegen check specs/*.yaml
     """
-    plans = load_plans(specs, out)
+    plans = load_plans(specs, out, triton)
     try:
         drifts = find_drift(fresh_build(plans, out), out, {plan.name for plan in plans})
     except BuildError as error:
@@ -98,7 +101,8 @@ def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> 
         for drift in drifts:
             typer.echo(f"{drift.kind}: {out / drift.path}")
             typer.echo(drift.diff, nl=False)
-        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}"
+        options = f" --triton {triton}" if triton else ""
+        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}{options}"
         typer.echo(f"{len(drifts)} differences; {mend}" if drifts else f"{out} is up to date")
     raise typer.Exit(1 if drifts else 0)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import importlib.metadata
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from typing import Any
 
 import platformdirs
 
+from mla_codegen.catalog.releases import installed_triton
 from mla_codegen.inspect.job import CompileJob
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -86,11 +86,6 @@ class _How:
 
 Outcome = Compiled | Failed
 Progress = Callable[[int, int, Outcome], None]
-
-
-def installed_triton() -> str:
-    """The version of the Triton that this interpreter imports, without importing it."""
-    return importlib.metadata.version("triton")
 
 
 def cache_dir() -> Path:

@@ -116,7 +116,8 @@ def _subjects(plan: Plan, kernel: KernelPlan) -> Iterable[Subject]:
                 label = f"{plan.name}/{kernel.name}:{stage.kernel}"
                 label += f" {arch}" if several else ""
                 label += f", {LARGE}" if large else ""
-                limits = plan.spec.limits.of(kernel.kv, stage_2=stage.turn_rows is None)
+                release = plan.release.name if plan.release else None
+                limits = plan.spec.limits.of(kernel.kv, stage_2=stage.turn_rows is None, triton=release)
                 alike = job.canonical() if stage.turn_rows is None else _without_splits(job)
                 case = Case(label, job, stage.turn_rows, limits=limits)
                 yield Subject(case, plan, kernel, stage, large, alike)

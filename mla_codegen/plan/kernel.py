@@ -76,6 +76,7 @@ class Dimensions:
 class KernelPlan(Words, Dimensions, Work, Resources):
     """One kernel file: `k` in the templates, whose names these are.
 
+    triton         the release whose Gluon this is (3.6); None: plain Triton, the same for all
     family         template family; details: what its templates need beside this, `f` there
     merge          stage 2; nobody looks at it where there is none
     features       what decides which arguments it has (`runtime.arguments`); facts: what their types and meanings say
@@ -84,6 +85,7 @@ class KernelPlan(Words, Dimensions, Work, Resources):
     resolved       each setting's value and where it came from
     """
 
+    triton: str | None
     family: str
     details: Any
     merge: Merge
@@ -125,7 +127,12 @@ class KernelPlan(Words, Dimensions, Work, Resources):
     @property
     def launch_options(self) -> str:
         """Compiler options of stage 1, as `run` passes them."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "waves_per_eu": self.waves_per_eu}
+        options = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "waves_per_eu": self.waves_per_eu,
+            "enable_fp_fusion": True,
+        }
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
     @property

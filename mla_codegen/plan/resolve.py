@@ -7,6 +7,7 @@ A `KernelPlan` (`kernel`) is a frozen record that templates only place. What onl
 from dataclasses import dataclass
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.families.base import Family
@@ -25,12 +26,16 @@ OF_FAMILIES = ("column_blocks",)  # settings that concern some families alone
 
 @dataclass(frozen=True)
 class Plan:
-    """All kernels of one spec. `name` is its folder; `kernels` in the order of the dispatch table."""
+    """All kernels of one spec. `name` is its folder; `kernels` in the order of the dispatch table.
+
+    release   the Triton release that they are rendered for; None: one whose Gluon is not known (none of them is Gluon)
+    """
 
     name: str
     spec_file: str
     spec: Spec
     target: Target
+    release: Release | None
     kernels: tuple[KernelPlan, ...]
 
     def shaped(self, kv: str) -> list[KernelPlan]:
@@ -55,6 +60,11 @@ class Plan:
         """Some kernels are Gluon, which Triton's interpreter does not run."""
         return any(FAMILIES[kernel.family].gluon for kernel in self.kernels)
 
+    @property
+    def triton(self) -> str | None:
+        """The one release that can run all of the kernels; None: any."""
+        return next((kernel.triton for kernel in self.kernels if kernel.triton), None)
+
     def choice(self, kv: str) -> Choice | OneKernel:
         """The dispatcher's rule for this KV dtype."""
         if self.spec.batch_invariant:
@@ -77,8 +87,12 @@ class PlanError(Exception):
         super().__init__("; ".join(problem.what for problem in problems))
 
 
-def make_plan(spec: Spec, spec_file: str) -> Plan:
-    """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec."""
+def make_plan(spec: Spec, spec_file: str, release: Release | None = None) -> Plan:
+    """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec.
+
+    release   the Triton release to render for; None: the one that the spec names, or else the one installed
+    """
+    release = release or (RELEASES[spec.triton] if spec.triton else release_of(installed_triton()))
     problems: list[Problem] = []
     kernels: list[KernelPlan] = []
     for kv in spec.dtypes.kv:
@@ -87,7 +101,7 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
             (("defaults",), "defaults", spec.defaults),
         ]
         if spec.batch_invariant:
-            kernels += _kernel(spec, spec_file, kv, defaults, None, "invariant", problems)
+            kernels += _kernel(spec, spec_file, release, kv, defaults, None, "invariant", problems)
             continue
         for index, shape in enumerate(spec.shapes):
             layers: list[Layer] = [
@@ -95,20 +109,23 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
                 (("shapes", index), "shape", shape),
                 *defaults,
             ]
-            kernels += _kernel(spec, spec_file, kv, layers, shape, "shape", problems)
-        general = [_kernel(spec, spec_file, kv, defaults, None, kind, problems) for kind in ("direct", "split")]
+            kernels += _kernel(spec, spec_file, release, kv, layers, shape, "shape", problems)
+        general = [
+            _kernel(spec, spec_file, release, kv, defaults, None, kind, problems) for kind in ("direct", "split")
+        ]
         kernels += [kernel for found in general for kernel in found]
         if all(FAMILIES[kernel.family].balances for found in general for kernel in found):
-            kernels += _kernel(spec, spec_file, kv, defaults, None, "balanced", problems)
+            kernels += _kernel(spec, spec_file, release, kv, defaults, None, "balanced", problems)
     if problems:
         unique = {(problem.loc, problem.what): problem for problem in problems}
         raise PlanError(list(unique.values()))
-    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], tuple(kernels))
+    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], release, tuple(kernels))
 
 
 def _kernel(
     spec: Spec,
     spec_file: str,
+    release: Release | None,
     kv: str,
     layers: list[Layer],
     shape: Shape | None,
@@ -119,7 +136,7 @@ def _kernel(
 
     kind   shape: the kernel of `shape`; direct, split, balanced: a general kernel; invariant: the batch-invariant one
     """
-    settled = _settle(spec, kv, layers, problems)
+    settled = _settle(spec, release, kv, layers, problems)
     if settled is None:
         return []
     family, request, resources, have, not_taken = settled
@@ -140,6 +157,7 @@ def _kernel(
             **vars(dimensions),
             **vars(work),
             **vars(resources),
+            triton=release.name if family.gluon and release else None,
             family=family.name,
             details=details,
             merge=family.merge(request, work),
@@ -157,7 +175,7 @@ def _kernel(
 
 
 def _settle(
-    spec: Spec, kv: str, layers: list[Layer], problems: list[Problem]
+    spec: Spec, release: Release | None, kv: str, layers: list[Layer], problems: list[Problem]
 ) -> tuple[Family, Request, Resources, set[str], list[str]] | None:
     """(family, what it is asked, its numbers, optimisations in its kernel, why others are not); None: more problems."""
     model, knobs = spec.model, Knobs(layers)
@@ -169,6 +187,9 @@ def _settle(
     )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
+        return None
+    if family.gluon and release is None:
+        problems.append(_unknown_release())
         return None
     resources = family.resources(request)
     if not isinstance(resources, Resources):
@@ -286,6 +307,14 @@ def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tupl
     fix = "add packed_fp8 to the optimizations" if "packed_fp8" in (reason or "") else ""
     problems.append(Problem(loc, reason or "", fix=fix))
     return None, []
+
+
+def _unknown_release() -> Problem:
+    """The installed Triton has a Gluon that templates cannot be rendered in."""
+    have = installed_triton()
+    what = f"triton {have} is installed, whose Gluon is not known" if have else "no triton is installed"
+    fix = f"name the release that will run the kernels (`--triton {list(RELEASES)[-1]}`), or write `family: triton`"
+    return Problem(("target",), what, ", ".join(RELEASES), fix)
 
 
 def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:

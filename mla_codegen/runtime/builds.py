@@ -34,7 +34,7 @@ class Build:
         self.q: torch.dtype = DTYPES[tables.Q]
         self.out: torch.dtype = DTYPES[tables.OUT]
         self.page_size: int | None = tables.PAGE_SIZE
-        self.gluon: bool = tables.GLUON
+        self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
         self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
@@ -45,8 +45,24 @@ class Build:
         kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
         return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
 
+    def unfit(self, target: str) -> str | None:
+        """Why its kernels cannot run on `target`; None where they can, or where the target alone decides."""
+        if self.triton is None:
+            return None
+        if target == "cpu":
+            return (
+                "its kernels are Gluon, which Triton's interpreter does not run: build a spec for `portable` beside "
+                "it, or check the kernels with `mla-codegen verify`, which emulates them"
+            )
+        return mismatch(self.triton, self.spec)
+
     def kernel(self, name: str) -> ModuleType:
-        """The module, its kernels exchanged for ones that launch with less host time."""
+        """The module, its kernels exchanged for ones that launch with less host time.
+
+        Raises ImportError if its Gluon is of another Triton release than the one at hand.
+        """
+        if why := self.triton and mismatch(self.triton, self.spec):
+            raise ImportError(f"{self}: {why}")
         module = importlib.import_module(f"{self.package}.{name}")
         for stage in ("stage1", "stage2"):
             kernel = getattr(module, stage, None)
@@ -73,13 +89,3 @@ def full_device(device: torch.device | str | None) -> torch.device:
         device = "cpu" if triton.knobs.runtime.interpret else "cuda"
     device = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
-
-
-def gluon_unfit(target: str) -> str | None:
-    """Why Gluon kernels cannot run here; None where they can."""
-    if target == "cpu":
-        return (
-            "its kernels are Gluon, which Triton's interpreter does not run: build a spec for `portable` beside it, or "
-            "check the kernels with `mla-codegen verify`, which emulates them"
-        )
-    return mismatch()

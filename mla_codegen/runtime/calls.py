@@ -1,5 +1,6 @@
 """From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
 
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from .builds import INDEX, NAMES, Build, full_device, gluon_unfit, target_of
+from .builds import INDEX, NAMES, Build, full_device, target_of
 from .complaints import complain, describe, host_int
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
@@ -169,13 +170,16 @@ class Dispatcher:
             for build in self.builds
             if (build.heads, build.latent + build.rope, build.page_size) == (heads, row, page)
         ]
-        unfit = {str(build): why for build in fitting if build.gluon and (why := gluon_unfit(target))}
+        unfit = {str(build): why for build in fitting if (why := build.unfit(target))}
         candidates = [build for build in fitting if str(build) not in unfit]
         for build in candidates:
             if build.target == target:
                 return build
         for build in candidates:
             if build.target == "portable":
+                for other in fitting:
+                    if other.target == target:
+                        warnings.warn(f"{other}: {unfit[str(other)]}. Until then slower kernels serve", stacklevel=2)
                 return build
         if target == "cpu" and candidates:
             return candidates[0]

@@ -1,8 +1,9 @@
 """Corrections to Triton's interpreter, so that kernels run right on a CPU with TRITON_INTERPRET=1.
 
-As it stands in triton 3.6.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16, rounds a few
-per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, and has no inline assembly. `correct()` replaces those
-parts in place; each assembly step gets a plain twin, found by its text.
+As it stands in triton 3.6.0 to 3.9.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16,
+rounds a few per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, has no inline assembly, and in 3.9.0 takes
+no mask that a scalar condition is part of. `correct()` replaces those parts in place; each assembly step gets a plain
+twin, found by its text.
 """
 
 from collections.abc import Callable
@@ -87,6 +88,19 @@ def _create_inline_asm(self: Any, asm: str, constraints: str, values: Any, types
     return _AsmResult(interpreter.TensorHandle(twin(*[value.data for value in values]), types[0].scalar))
 
 
+def _bool(mask: Any) -> Any:
+    """A mask as booleans: a scalar condition in it makes it int32 here, which loads and stores of 3.9.0 refuse."""
+    return mask if mask.data.dtype == np.bool_ else interpreter.TensorHandle(mask.data.astype(np.bool_), mask.dtype)
+
+
+def _bool_mask_second(create_masked_load: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, ptrs, mask, *rest, **named: create_masked_load(self, ptrs, _bool(mask), *rest, **named)
+
+
+def _bool_mask_third(create_masked_store: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, ptrs, value, mask, *rest: create_masked_store(self, ptrs, value, _bool(mask), *rest)
+
+
 def _with_fnuz(patch_lang_core: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter's own dtype -> type table lacks e4m3fnuz."""
 
@@ -144,8 +158,11 @@ def correct() -> None:
         return
     interpreter._corrected_for_mla = True
     interpreter._convert_float = _convert_float
-    interpreter.InterpreterBuilder.create_dot = _create_dot
-    interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _create_dot
+    builder.create_inline_asm = _create_inline_asm
+    builder.create_masked_load = _bool_mask_second(builder.create_masked_load)
+    builder.create_masked_store = _bool_mask_third(builder.create_masked_store)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
     interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)

@@ -94,7 +94,7 @@ def _check(source: Source) -> LoadedSpec:
     name = spec_name(source.file)
     spec, typed = None, []
     try:
-        spec = Spec.model_validate({**source.data, "name": name})
+        spec = Spec.model_validate({**source.data, "name": name, **_as_spelled(source)})
     except ValidationError as error:
         typed = wording.problems_of(error, source)
     if "name" in source.data:
@@ -105,6 +105,12 @@ def _check(source: Source) -> LoadedSpec:
     if found or spec is None:
         raise _error(source, found)
     return LoadedSpec(source.file, spec, source)
+
+
+def _as_spelled(source: Source) -> dict[str, str]:
+    """`triton` as it is written: 3.10 is a release, and no number."""
+    node = source.node(("triton",))
+    return {"triton": node.spelled} if node and type(node.value) in (int, float) else {}
 
 
 def _unsaid(problems: list[Problem], found: list[Flaw], source: Source) -> list[Flaw]:

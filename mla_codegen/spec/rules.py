@@ -130,6 +130,8 @@ def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:
         return  # a misspelt type would make its settings look unused
     owners: list[tuple[Loc, Any]] = [((name,), data.get(name)) for name in ("defaults", "limits")]
     owners += [(("shapes", i), shape) for i, shape in enumerate(_list(data.get("shapes")))]
+    per_triton = _dict(_dict(data.get("limits")).get("per_triton"))
+    owners += [(("limits", "per_triton", release), limits) for release, limits in per_triton.items()]
     for loc, owner in owners:
         for kv in _dict(_dict(owner).get("per_kv")):
             if kvs and kv not in kvs:

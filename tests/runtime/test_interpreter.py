@@ -40,6 +40,15 @@ def assembly(source, target, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK:
     tl.store(target + at, result)
 
 
+@triton.jit
+def copy_where(source, target, n, few: tl.constexpr, N: tl.constexpr):
+    """What lies before `few`, if n is positive: a mask of a vector's condition and a scalar's."""
+    at = tl.arange(0, N)
+    wanted = (at < few) & (n > 0)
+    tl.store(target + at, tl.load(source + at, mask=wanted, other=-1.0), mask=(n > 0) & (at < N - 1))
+    tl.store(target + N - 1 + tl.zeros([1], tl.int32), 7.0, mask=n > 1)
+
+
 def converted(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     out = torch.zeros(values.shape, dtype=dtype)
     convert[(triton.cdiv(len(values), 4096),)](values, out, len(values), BLOCK=4096)
@@ -92,6 +101,19 @@ def test_dot_multiplies_numbers_and_not_bit_patterns(dtype: torch.dtype) -> None
     out = torch.zeros(16, 32)
     multiply[(1,)](a, b, out, M=16, N=32, K=64)
     torch.testing.assert_close(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [-1, 1, 2])
+def test_a_scalar_condition_may_be_part_of_a_mask(n: int) -> None:
+    source, target = torch.arange(1.0, 17.0), torch.zeros(16)
+    copy_where[(1,)](source, target, n, few=5, N=16)
+    want = torch.zeros(16)
+    if n > 0:
+        want[:15] = -1
+        want[:5] = source[:5]
+    if n > 1:
+        want[15] = 7
+    assert torch.equal(target, want)
 
 
 @pytest.mark.parametrize(("asm", "constraints"), [AMD_RCP, NVIDIA_RCP], ids=["v_rcp_f32", "rcp.approx"])

@@ -138,22 +138,24 @@ class Descriptor:
         strides = _row_major(dims, self.itemsize)
         return Descriptor(self.allocation, self.dtype, dims, strides, self.offset, self.layout)
 
-    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Descriptor:
+    def reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Descriptor:
         """The same bytes as another type and shape. Both layouts must place every byte alike."""
         dtype, layout = getattr(dtype, "value", dtype), getattr(layout, "value", layout)
         dims = tuple(int(getattr(n, "value", n)) for n in shape)
         size = dtypes.storage_type(dtype).itemsize
-        self._need_rows("_reinterpret")
+        self._need_rows("reinterpret")
         if int(np.prod(dims)) * size > self.numel * self.itemsize:
-            raise EmulatorError(f"_reinterpret of {self} as {dtype}{list(dims)}: the view is larger than the memory")
+            raise EmulatorError(f"reinterpret of {self} as {dtype}{list(dims)}: the view is larger than the memory")
         mine = layouts.byte_pattern(self.layout, self.shape, self.itemsize)
         theirs = layouts.byte_pattern(layout, dims, size)
         if mine != theirs:
             raise EmulatorError(
-                f"_reinterpret of {self} as {dtype}{list(dims)}: {self.layout} and {layout} place bytes differently",
+                f"reinterpret of {self} as {dtype}{list(dims)}: {self.layout} and {layout} place bytes differently",
                 f"bytes of a vector and of a row, phases and swizzle width must be equal: {mine} against {theirs}",
             )
         return Descriptor(self.allocation, dtype, dims, _row_major(dims, size), self.offset, layout)
+
+    _reinterpret = reinterpret  # before 3.9
 
     def _need_rows(self, what: str) -> None:
         if self.strides != _row_major(self.shape, self.itemsize):

@@ -93,7 +93,7 @@ class Space:
 
     def _knobs(self, family: str) -> Knobs:
         """What the family declares as tunable, less what this target or this number of heads has no use for."""
-        knobs = dict(FAMILIES[family].tunable)
+        knobs = {name: tuple(values) for name, values in FAMILIES[family].tunable.items()}
         if not self.target.waves_per_eu:
             knobs.pop("waves_per_eu", None)
         if "block_h" in knobs:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
-from mla_codegen.plan.families.stages import Stage, stage1, stage2
+from mla_codegen.plan.families.stages import FUSED, Stage, stage1, stage2
 from mla_codegen.spec.errors import Problem
 
 LATENTS = (256, 512)
@@ -66,7 +66,6 @@ class Details:
     numbers         fp8 numbers that q and each weight become; 0: both stay bf16
     query_step      template that keeps q in fp8; query_in_lds: in LDS
     query_args      the parts of q; query_rope: rope columns of an operand of q
-    views           shared memory is read as another type than it was written
     head_waves, column_waves         waves along heads and along rows or columns
     rows_of_wave, columns_of_wave    of the scores and of the output
     shared_kb       LDS; most_registers: what waves_per_eu leaves a lane; shares_cu: two programs fit a CU
@@ -90,7 +89,6 @@ class Details:
     query_in_lds: bool
     query_args: str
     query_rope: int
-    views: bool
     head_waves: int
     column_waves: int
     rows_of_wave: int
@@ -220,7 +218,6 @@ class AmdGluon(Family):
             query_in_lds=in_lds,
             query_args=form.query_args,
             query_rope=request.rope * (2 if form.side_by_side else 1),
-            views=request.format.fp8 or not transposes,
             head_waves=head_waves,
             column_waves=column_waves,
             rows_of_wave=form.block_n // column_waves,
@@ -245,5 +242,5 @@ class AmdGluon(Family):
 
     def stages(self, kernel: Any) -> list[Stage]:
         """The kernels in the file of a `KernelPlan`."""
-        options = {"num_warps": kernel.num_warps, "waves_per_eu": kernel.waves_per_eu}
+        options = {"num_warps": kernel.num_warps, "waves_per_eu": kernel.waves_per_eu, **FUSED}
         return [stage1(kernel, options), *stage2(kernel)]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from mla_codegen.catalog.bounds import BOUND_16_BIT, LSE_BOUND_16_BIT
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
-from mla_codegen.plan.families.stages import Stage, stage1, stage2
+from mla_codegen.plan.families.stages import FUSED, Stage, stage1, stage2
 from mla_codegen.plan.work import BALANCED_ROWS, Merge, Work, power_of_two
 from mla_codegen.spec.errors import Problem
 
@@ -239,5 +239,5 @@ class Hopper(Family):
     def stages(self, kernel: Any) -> list[Stage]:
         """The kernels in the file of a `KernelPlan`."""
         constants = {} if kernel.splits else {"COLUMN_BLOCKS": kernel.merge.column_blocks}
-        first = stage1(kernel, {"num_warps": kernel.num_warps, "launch_pdl": True})
+        first = stage1(kernel, {"num_warps": kernel.num_warps, **FUSED, "launch_pdl": True})
         return [first, *stage2(kernel, {"launch_pdl": True}, **constants)]

@@ -42,9 +42,13 @@ class Stage:
         return frozenset(name for name, kind in self.signature.items() if kind.startswith("*"))
 
 
+# a * b + c is one instruction, rounded once: said at every launch, for releases of Triton differ in their default.
+FUSED = {"enable_fp_fusion": True}
+
+
 def options_of(kernel: Any) -> dict[str, Any]:
     """Compiler options of stage 1, as `run` passes them."""
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, **FUSED}
     return options | ({} if kernel.waves_per_eu is None else {"waves_per_eu": kernel.waves_per_eu})
 
 
@@ -58,7 +62,7 @@ def stage2(kernel: Any, options: Mapping[str, Any] | None = None, **constants: A
     """The merge of the splits; none where stage 1 writes the output itself. `constants`: see `Stage`."""
     if kernel.direct:
         return []
-    return [_stage(arguments.STAGE2, kernel, {"num_warps": kernel.merge.warps, **(options or {})}, constants)]
+    return [_stage(arguments.STAGE2, kernel, {"num_warps": kernel.merge.warps, **FUSED, **(options or {})}, constants)]
 
 
 def _stage(

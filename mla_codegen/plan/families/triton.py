@@ -142,8 +142,8 @@ def _decode(request: Request) -> Details:
             decode_step=f"steps/pairs_{'asm' if by_hardware else 'bits'}.py.jinja",
             q_parts=("q_latent_even", "q_latent_odd", "q_rope_even", "q_rope_odd"),
         )  # fmt: skip
-    widened = {"latent_operand": "latent.to(tl.float16)", "rope_operand": "rope.to(tl.float16)"}
-    return Details("plain", "fp16", taken_as, taken_as, **widened)
+    widened = ("latent.to(tl.float16)", "rope.to(tl.float16)")
+    return Details("plain", "fp16", taken_as, taken_as, latent_operand=widened[0], rope_operand=widened[1])
 
 
 class Triton(Family):
