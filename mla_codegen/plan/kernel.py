@@ -53,7 +53,7 @@ class KernelPlan:
     # steps
     exp2: bool
     fast_rcp: bool
-    reciprocal: tuple[str, str] | None
+    reciprocal: str | None  # template of `reciprocal`
     xcd_remap: bool
     xcds: int
     streaming: bool
