@@ -45,7 +45,7 @@ def inspect(
 ) -> None:
     """Compile the kernels of specs for their targets, read the assembly, hold it to the specs' limits.
 
-    No GPU is needed. Fails if a kernel does not compile or breaks a limit.
+    No GPU is needed. Fails if a kernel does not compile, breaks a limit, or stands on a hazard of AMD's hardware.
 
     mla-codegen inspect specs/mi300.yaml
 
@@ -164,9 +164,11 @@ def _print_against(subjects: list[Subject], ours: list[Row], others: list[Row]) 
 
 
 def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
+    from mla_codegen.inspect.table import hazard_texts
+
     said: set[str] = set()
     for row in rows:
-        texts = [str(one) for one in row.broken]
+        texts = [str(one) for one in row.broken] + hazard_texts(row)
         if row.failure is not None:
             texts.append(f"{row.case.label}: {row.failure.reason}")
             if row.failure.reason not in said:  # a fault of a template is in many kernels: its end once
@@ -182,6 +184,9 @@ def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
     versions = {one.triton for row in rows for one in (row.report, row.failure) if one}
     parts = [f"{failed} do not compile" if failed else "all compile"]
     parts.append(f"{broken} limits broken" if broken else "no limit broken")
+    if any(row.case.job.vendor == "amd" for row in rows):
+        hazards = sum(len(row.report.hazards) for row in rows if row.report)
+        parts.append(f"{hazards} hazards" if hazards else "no hazard")
     report.out.print(f"{len(rows)} kernels, triton {', '.join(sorted(versions))}: {', '.join(parts)}", highlight=False)
 
 

@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from mla_codegen.catalog.targets import AMD_RCP, NVIDIA_RCP
 from mla_codegen.runtime import interpreter
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="these are tests of Triton's interpreter")
@@ -116,12 +115,34 @@ def test_a_scalar_condition_may_be_part_of_a_mask(n: int) -> None:
     assert torch.equal(target, want)
 
 
-@pytest.mark.parametrize(("asm", "constraints"), [AMD_RCP, NVIDIA_RCP], ids=["v_rcp_f32", "rcp.approx"])
-def test_reciprocal(asm: str, constraints: str) -> None:
+@tl.core.extern
+def amd_reciprocal(x, _semantic=None):
+    symbols = {(tl.float32,): ("llvm.amdgcn.rcp.f32", tl.float32)}
+    return tl.core.extern_elementwise("", "", [x], symbols, is_pure=True, _semantic=_semantic)
+
+
+@tl.core.extern
+def sine(x, _semantic=None):
+    symbols = {(tl.float32,): ("llvm.amdgcn.sin.f32", tl.float32)}
+    return tl.core.extern_elementwise("", "", [x], symbols, is_pure=True, _semantic=_semantic)
+
+
+@triton.jit
+def intrinsic(source, target, SINE: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    value = tl.load(source + at)
+    tl.store(target + at, sine(value) if SINE else amd_reciprocal(value))
+
+
+@pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+def test_reciprocal(vendor: str) -> None:
     values = torch.cat([BF16.float()[BF16.float().abs() > 1e-37], torch.tensor([0.0])])[:32768]
     values = torch.nn.functional.pad(values, (0, 32768 - len(values)), value=1.0)
     out = torch.zeros_like(values)
-    assembly[(1,)](values, out, ASM=asm, CONSTRAINTS=constraints, PACK=1, N=32768)
+    if vendor == "amd":
+        intrinsic[(1,)](values, out, SINE=False, N=32768)
+    else:
+        assembly[(1,)](values, out, ASM="rcp.approx.ftz.f32 $0, $1;", CONSTRAINTS="=f,f", PACK=1, N=32768)
     assert_same_bits(out, torch.from_numpy(1 / values.numpy().astype(np.float32)))
 
 
@@ -138,6 +159,11 @@ def test_every_byte_of_a_pair_to_f16(asm: str, low: bool) -> None:
 def test_assembly_without_a_twin_is_named() -> None:
     with pytest.raises(Exception, match=r"no plain twin of this assembly.*bfe\.u32"):
         assembly[(1,)](BYTES.float(), BYTES.float(), ASM="bfe.u32 $0, $1;", CONSTRAINTS="=r,r", PACK=1, N=256)
+
+
+def test_a_symbol_without_a_twin_is_named() -> None:
+    with pytest.raises(Exception, match=r"no plain twin of this symbol.*llvm\.amdgcn\.sin"):
+        intrinsic[(1,)](BYTES.float(), BYTES.float(), SINE=True, N=256)
 
 
 def test_correcting_twice_changes_nothing() -> None:

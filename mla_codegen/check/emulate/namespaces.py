@@ -71,7 +71,7 @@ COMMON = {
         "program_id num_programs arange full zeros full_like zeros_like load store atomic_add atomic_max atomic_min"
         " atomic_xchg cdiv static_range static_assert device_assert device_print assume",
     ),
-    **_pick(elementwise, "where maximum minimum add sub mul cast inline_asm_elementwise"),
+    **_pick(elementwise, "where maximum minimum add sub mul cast inline_asm_elementwise extern extern_elementwise"),
     **_pick(shape, "expand_dims broadcast broadcast_to reshape ravel permute trans join interleave split gather"),
     **_pick(reduce, "max min sum argmax argmin xor_sum reduce_or reduce cumsum associative_scan"),
     **MATH,

@@ -8,7 +8,7 @@ the operations still reading it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,16 @@ from mla_codegen.check.emulate.errors import EmulatorError, where
 from mla_codegen.check.emulate.state import current
 from mla_codegen.check.emulate.tensor import Tensor, constant_int
 
-if TYPE_CHECKING:
-    from mla_codegen.check.emulate.asynchronous import Barrier, Copy
+
+class Arriving(Protocol):
+    """An asynchronous copy that is still on its way into `target`."""
+
+    target: Descriptor
+    what: str
+    line: str
+
+    def missing(self) -> str:
+        """Which wait would have made it visible."""
 
 
 class Allocation:
@@ -31,10 +39,10 @@ class Allocation:
         self.written = np.zeros(size, np.int8)  # -1 once written, so that a whole element reads as -1
         self.complete = False  # every byte has been written
         self.line = where()
-        self.arriving: list[Copy] = []
+        self.arriving: list[Arriving] = []
         self.readers: list[Reader] = []
         self.unfenced: dict[Any, Descriptor] = {}  # generic stores since the last fence_async_shared
-        self.barriers: dict[int, Barrier] = {}
+        self.barriers: dict[int, Any] = {}  # by offset: what `asynchronous` keeps of an mbarrier
 
 
 class Reader:
