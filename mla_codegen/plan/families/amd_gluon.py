@@ -105,6 +105,101 @@ class Details:
     out_waves: list[list[int]]
     value_registers: list[list[int]]
     value_waves: list[list[int]]
+    family: str
+    block_n: int
+    latent: int
+    cache: str
+    side_by_side: bool
+
+    def lanes(self, columns: int, bytes_of_lane: int) -> str:
+        """How the 64 lanes of a wave share out rows of `columns`, as many columns a lane as 16 bytes hold."""
+        return f"[{64 * bytes_of_lane // columns}, {columns // bytes_of_lane}]"
+
+    def phases(self, columns: int) -> str:
+        """Rows of a phase, and phases, of LDS rows of `columns` bytes whose 16-byte chunks are exchanged."""
+        return f"{128 // columns}, {columns // 16}"
+
+    @property
+    def maxima_phases(self) -> str:
+        return f"{32 // self.maxima}, {self.maxima // 4}"
+
+    @property
+    def two_numbers(self) -> bool:
+        return self.numbers == 2
+
+    @property
+    def row_words(self) -> int:
+        """32-bit words of a KV row of fp8."""
+        return self.row
+
+    @property
+    def octets(self) -> bool:
+        """A lane reads 8 neighbouring columns of a row, as a word of 64 bits; else 4, as a word of 32."""
+        return self.unit == 8
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes that a lane reads of a row of bf16."""
+        return 2 * self.unit
+
+    @property
+    def unit_words(self) -> int:
+        return self.unit // 2
+
+    @property
+    def half_latent(self) -> int:
+        return self.latent // 2
+
+    @property
+    def quarter_rows(self) -> int:
+        """Words of four rows in a tile."""
+        return self.block_n // 4
+
+    @property
+    def value_lanes(self) -> str:
+        words = [self.unit // 2, self.unit, 2 * self.unit, 4 * self.unit]
+        return str([[0, word] for word in words] + [[8, 0], [16, 0]])
+
+    @property
+    def out_run(self) -> int:
+        """Neighbouring columns of O in a lane."""
+        return 4 * self.unit
+
+    @property
+    def out_lanes(self) -> str:
+        return f"[0, {4 * self.unit}], [0, {8 * self.unit}]"
+
+    @property
+    def max_of_lane(self) -> bool:
+        """Every lane leaves a maximum of its own numbers in LDS; else every wave one of its columns."""
+        return self.max_columns == 4
+
+    @property
+    def programs_words(self) -> str:
+        return "two programs" if self.shares_cu else "one program"
+
+    @property
+    def format_file(self) -> str:
+        return "amd_gluon/format_fp8.jinja" if self.fp8 else "amd_gluon/format_bf16.jinja"
+
+    def _own(self, name: str) -> str:
+        return f"{self.family}/{self.kind}/{name}.jinja"
+
+    @property
+    def about_file(self) -> str:
+        return self._own("about")
+
+    @property
+    def layouts_file(self) -> str:
+        return self._own("layouts.py")
+
+    @property
+    def tile_file(self) -> str:
+        return self._own("tile.py")
+
+    @property
+    def query_file(self) -> str:
+        return self._own("query.py")
 
 
 def shared_bytes(request: Request, form: Form, block_h: int) -> int:
@@ -214,7 +309,7 @@ class AmdGluon(Family):
             repair_zero=request.kv not in (taken_as, "bf16"),
             weight_shift=WEIGHT_SHIFTS[fp8_max],
             numbers=form.numbers,
-            query_step=f"query_{'lds' if in_lds else 'words'}.py.jinja",
+            query_step=f"amd_gluon/query_{'lds' if in_lds else 'words'}.py.jinja",
             query_in_lds=in_lds,
             query_args=form.query_args,
             query_rope=request.rope * (2 if form.side_by_side else 1),
@@ -234,6 +329,11 @@ class AmdGluon(Family):
             out_waves=[[0, 16 * unit], [0, 32 * unit], *heads_of_waves],
             value_registers=[[0, base] for base in _doublings(1, unit // 2)] + [[1, 0], [2, 0], [4, 0]],
             value_waves=[[0, 8 * unit], [0, 16 * unit]] + [[0, 0]] * len(heads_of_waves),
+            family=self.name,
+            block_n=form.block_n,
+            latent=request.latent,
+            cache=', cache=".cg"' if "streaming_loads" in request.options else "",
+            side_by_side=form.side_by_side,
         )
 
     def bounds(self, details: Details) -> tuple[float, float]:
