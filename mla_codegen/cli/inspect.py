@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mla_codegen.cli import report
-from mla_codegen.cli.common import Json, Specs, fail, load_plans
+from mla_codegen.cli.common import Json, Kv, Specs, fail, load_plans, parse_shapes
 
 if TYPE_CHECKING:
     from mla_codegen.inspect import Case, Row
@@ -23,7 +22,7 @@ def inspect(
     shape: Annotated[
         list[str] | None, typer.Option("--shape", metavar="BATCHxKV_LEN", help="Only what such a call gets; repeatable")
     ] = None,
-    kv: Annotated[str | None, typer.Option("--kv", help="Only this KV dtype")] = None,
+    kv: Kv = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Say only what is wrong, not the tables"),
@@ -56,7 +55,7 @@ def inspect(
     from mla_codegen.inspect import CaptureError, JobError, VersionError, inspect_cases
     from mla_codegen.inspect import plans as inspection
 
-    shapes = [_shape(text) for text in shape or ()]
+    shapes = parse_shapes(shape or ())
     plans = load_plans(specs, Path("generated"))
     if against and not shapes:
         shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
@@ -83,13 +82,6 @@ def inspect(
         _print_against(subjects, ours, others)
         _print_verdict(plans, rows)
     raise typer.Exit(0 if all(row.ok for row in rows) else 1)
-
-
-def _shape(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,6})x(\d{1,9})", text.strip().lower())
-    if not match or int(match[1]) < 1:
-        fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192", 2)
-    return int(match[1]), int(match[2])
 
 
 def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> list[Case]:

@@ -61,13 +61,9 @@ class Call:
 
 def choose(plan: Plan, shapes: Sequence[tuple[int, int]], kv: str | None) -> list[KernelPlan]:
     """The plan's kernels for these (batch, kv_len), as a call would get them; all of them if no shape is given."""
-    kinds = [name for name in plan.spec.dtypes.kv if kv in (None, name)]
-    if not kinds:
+    if kv not in (None, *plan.spec.dtypes.kv):
         raise NotInspectable(f"{plan.spec_file} has no {kv} KV; it has {', '.join(plan.spec.dtypes.kv)}")
-    if not shapes:
-        return [kernel for kernel in plan.kernels if kernel.kv in kinds]
-    names = {plan.choice(kind).explain(batch, kv_len)[0] for kind in kinds for batch, kv_len in shapes}
-    return [kernel for kernel in plan.kernels if kernel.name in names]
+    return plan.serving(shapes, kv)
 
 
 def arches(plan: Plan) -> tuple[str, ...]:

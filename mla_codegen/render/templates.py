@@ -9,7 +9,7 @@ import black
 import jinja2
 
 from mla_codegen.plan.resolve import KernelPlan, Plan
-from mla_codegen.render.formatting import format_ahead, format_text
+from mla_codegen.render.formatting import format_text
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -42,10 +42,9 @@ def render_kernel(kernel: KernelPlan) -> str:
 
 
 def render_kernels(kernels: list[KernelPlan]) -> list[str]:
-    """The files of many kernels: their blocks are formatted once each, on all cores."""
+    """The files of many kernels."""
     names = [f"{kernel.family}/kernel.py.jinja" for kernel in kernels]
     texts = [_text(name, k=kernel, f=kernel.details) for name, kernel in zip(names, kernels, strict=True)]
-    format_ahead(texts)
     return [format_source(text, name) for name, text in zip(names, texts, strict=True)]
 
 
