@@ -82,7 +82,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
 WITHOUT_TARGET = {
     "sm_70": ("V100",),
     "sm_75": ("T4", "RTX 2080"),
-    "sm_86": ("A10", "A10G", "A16", "A2", "A40", "A6000", "RTX A6000", "RTX 3080", "RTX 3090"),
+    "sm_86": ("A10", "A10G", "A16", "A2", "A40", "A6000", "RTX 3080", "RTX 3090"),
     "sm_103": ("B300", "GB300"),
     "sm_121": ("GB10",),
     "gfx908": ("MI100",),
