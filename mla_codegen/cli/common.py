@@ -19,20 +19,20 @@ from mla_codegen.spec.load import load_spec
 
 
 def _some_specs(incomplete: str) -> list[str]:
-    """For the shell: spec files, and folders on the way to them."""
+    """For the shell: specs and submissions, and folders on the way to them."""
     folder, _, begun = incomplete.rpartition("/")
     try:
         found = sorted(Path(folder or "/" * incomplete.startswith("/") or ".").iterdir())
     except OSError:
         return []
-    shown = [path for path in found if path.suffix in (".yaml", ".yml") or (path.is_dir() and path.name[0] != ".")]
+    shown = [path for path in found if path.suffix in (".yaml", ".yml", ".py") or (path.is_dir() and path.name[0] != ".")]
     start = incomplete[: len(incomplete) - len(begun)]
     return [f"{start}{path.name}{'/' * path.is_dir()}" for path in shown if path.name.startswith(begun)]
 
 
 def some(names: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
     """For the shell: those of `names` that begin so."""
-    return lambda incomplete: [name for name in names() if name.lower().startswith(incomplete.lower())]
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
 def target_names() -> list[str]:
