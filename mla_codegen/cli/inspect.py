@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from mla_codegen.catalog.releases import installed_triton, release_of
 from mla_codegen.cli import report
-from mla_codegen.cli.common import Json, Specs, fail, load_plans, release_named
+from mla_codegen.cli.common import Json, Kv, Specs, fail, load_plans, parse_shapes, release_named
 
 if TYPE_CHECKING:
     from mla_codegen.inspect import Case, Row
@@ -24,7 +23,7 @@ def inspect(
     shape: Annotated[
         list[str] | None, typer.Option("--shape", metavar="BATCHxKV_LEN", help="Only what such a call gets; repeatable")
     ] = None,
-    kv: Annotated[str | None, typer.Option("--kv", help="Only this KV dtype")] = None,
+    kv: Kv = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Say only what is wrong, not the tables"),
@@ -58,7 +57,7 @@ def inspect(
     from mla_codegen.inspect import CaptureError, JobError, VersionError, inspect_cases
     from mla_codegen.inspect import plans as inspection
 
-    shapes = [_shape(text) for text in shape or ()]
+    shapes = parse_shapes(shape or ())
     plans = load_plans(specs, Path("generated"), triton)
     version = _version(plans, triton)
     if against and not shapes:
@@ -100,13 +99,6 @@ def _version(plans: list[Plan], triton: str | None) -> str | None:
         what = f"the specs are for different releases of Triton: {releases}"
         fail(f"{what}\n  fix: inspect them apart, or name one release with --triton", 2)
     return versions[0] if versions else None
-
-
-def _shape(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,6})x(\d{1,9})", text.strip().lower())
-    if not match or int(match[1]) < 1:
-        fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192", 2)
-    return int(match[1]), int(match[2])
 
 
 def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> list[Case]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mla_codegen.cli import report as terminal
-from mla_codegen.cli.bench import Kv, check_kv, parse_shapes, without_nan
-from mla_codegen.cli.common import Json, Spec, fail, load_plans
+from mla_codegen.cli.common import Json, Kv, Spec, check_kv, fail, load_plans, parse_shapes, without_nan
 
 if TYPE_CHECKING:
     from mla_codegen.measure.tune.search import Found

@@ -27,6 +27,7 @@ from typing import Any
 import platformdirs
 
 from mla_codegen.catalog.releases import installed_triton
+from mla_codegen.check.workers import cores
 from mla_codegen.inspect.job import CompileJob
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -111,7 +112,7 @@ def compile_jobs(
     progress     called in this thread after each job: (done, total, outcome)
     """
     version = triton or installed_triton()
-    parallel = parallel or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    parallel = parallel or min(8, cores())
     how = _How(version, triton_path, timeout_s, use_cache)
     outcomes: dict[int, Outcome] = {}
     with ThreadPoolExecutor(max_workers=parallel) as pool:
@@ -199,7 +200,7 @@ def _exchange(request: Mapping[str, Any], job: CompileJob, how: _How, scratch: P
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [sys.executable, str(WORKER), str(asked), str(result)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # its end tells the worker that this process is gone
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(how.triton_path, str(scratch)),
@@ -238,6 +239,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if process.stdin:
+        process.stdin.close()
 
 
 def _tail(text: str) -> str:

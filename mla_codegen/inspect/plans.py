@@ -61,13 +61,9 @@ class Call:
 
 def choose(plan: Plan, shapes: Sequence[tuple[int, int]], kv: str | None) -> list[KernelPlan]:
     """The plan's kernels for these (batch, kv_len), as a call would get them; all of them if no shape is given."""
-    kinds = [name for name in plan.spec.dtypes.kv if kv in (None, name)]
-    if not kinds:
+    if kv not in (None, *plan.spec.dtypes.kv):
         raise NotInspectable(f"{plan.spec_file} has no {kv} KV; it has {', '.join(plan.spec.dtypes.kv)}")
-    if not shapes:
-        return [kernel for kernel in plan.kernels if kernel.kv in kinds]
-    names = {plan.choice(kind).explain(batch, kv_len)[0] for kind in kinds for batch, kv_len in shapes}
-    return [kernel for kernel in plan.kernels if kernel.name in names]
+    return plan.serving(shapes, kv)
 
 
 def arches(plan: Plan) -> tuple[str, ...]:
@@ -144,7 +140,7 @@ def workload(kernel: KernelPlan, batch: int, kv_len: int) -> Workload:
         other_bytes=rows * (kernel.row * ELEMENTS[kernel.q].bytes + kernel.latent * ELEMENTS[kernel.out].bytes + 4)
         + written,
         flop=2.0 * rows * kv_len * (kernel.row + kernel.latent),
-        operand_bits=8 if kernel.compute.startswith("fp8") else 16,
+        operand_bits=8 if kernel.fp8_products else 16,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mla_codegen.catalog.bounds import BOUND_FP8
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.plan.families.request import Resolved, Resources
 from mla_codegen.plan.work import Merge, Work
@@ -105,6 +106,11 @@ class KernelPlan(Words, Dimensions, Work, Resources):
     def compute(self) -> str:
         """Element type of the products."""
         return str(self.details.compute)
+
+    @property
+    def fp8_products(self) -> bool:
+        """q and the weights are one fp8 number each: the matrix units multiply fp8 at its full rate."""
+        return self.error_bound == BOUND_FP8
 
     @property
     def exp(self) -> str:

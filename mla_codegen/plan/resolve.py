@@ -4,6 +4,7 @@ A `KernelPlan` (`kernel`) is a frozen record that templates only place. What onl
 `details`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
@@ -54,6 +55,14 @@ class Plan:
         """The one kernel of a batch-invariant spec."""
         (kernel,) = (kernel for kernel in self.kernels if kernel.kv == kv)
         return kernel
+
+    def serving(self, shapes: Sequence[tuple[int, int]] = (), kv: str | None = None) -> list[KernelPlan]:
+        """The kernels that calls of these (batch, kv_len) and this KV dtype get; None and no shape: of all."""
+        kinds = [name for name in self.spec.dtypes.kv if kv in (None, name)]
+        if not shapes:
+            return [kernel for kernel in self.kernels if kernel.kv in kinds]
+        names = {self.choice(kind).explain(batch, kv_len)[0] for kind in kinds for batch, kv_len in shapes}
+        return [kernel for kernel in self.kernels if kernel.name in names]
 
     @property
     def gluon(self) -> bool:

@@ -1,12 +1,8 @@
 """black, piece by piece: the files of a build share most pieces, and black takes about a millisecond a line."""
 
-import multiprocessing
-import os
-
 import black
 
 MODE = black.Mode(line_length=120, target_versions={black.TargetVersion.PY310}, magic_trailing_comma=False)
-FEW = 16  # pieces that are not worth a process
 
 _formatted: dict[str, str] = {}
 
@@ -17,18 +13,6 @@ def format_text(text: str) -> str:
         return "".join(_format_piece(piece) + gap for piece, gap in split(text))
     except black.InvalidInput:  # not Python, or a piece that is none by itself, such as an `else`
         return black.format_str(text, mode=MODE)
-
-
-def format_ahead(texts: list[str]) -> None:
-    """Format what the texts are made of once each, on all cores, for `format_text` to put together."""
-    missing = sorted({piece for text in texts for piece, _ in split(text)} - _formatted.keys(), key=len, reverse=True)
-    workers = min(4, os.cpu_count() or 1)
-    if len(missing) < FEW or workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        return
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for piece, formatted in zip(missing, pool.imap(_try_format, missing, chunksize=8), strict=True):
-            if formatted is not None:
-                _formatted[piece] = formatted
 
 
 def split(text: str) -> list[tuple[str, str]]:
@@ -51,13 +35,6 @@ def _format_piece(piece: str) -> str:
     if piece not in _formatted:
         _formatted[piece] = _format(piece)
     return _formatted[piece]
-
-
-def _try_format(piece: str) -> str | None:
-    try:
-        return _format(piece)
-    except black.InvalidInput:
-        return None  # `format_text` meets it again
 
 
 def _format(piece: str) -> str:

@@ -11,7 +11,7 @@ import jinja2
 
 from mla_codegen.catalog.releases import RELEASES
 from mla_codegen.plan.resolve import KernelPlan, Plan
-from mla_codegen.render.formatting import format_ahead, format_text
+from mla_codegen.render.formatting import format_text
 from mla_codegen.render.releases import named_for
 
 PACKAGE = Path(__file__).parents[1]
@@ -65,10 +65,9 @@ def render_kernel(kernel: KernelPlan) -> str:
 
 
 def render_kernels(kernels: list[KernelPlan]) -> list[str]:
-    """The files of many kernels: their blocks are formatted once each, on all cores."""
+    """The files of many kernels."""
     names = [f"{kernel.family}/kernel.py.jinja" for kernel in kernels]
     texts = [_kernel_text(name, kernel) for name, kernel in zip(names, kernels, strict=True)]
-    format_ahead(texts)
     return [format_source(text, name) for name, text in zip(names, texts, strict=True)]
 
 

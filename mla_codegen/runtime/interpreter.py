@@ -2,8 +2,8 @@
 
 As it stands in triton 3.6.0 to 3.9.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16,
 rounds a few per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, has neither inline assembly nor extern
-functions, and in 3.9.0 takes no mask that a scalar condition is part of. `correct()` replaces those parts in place; each
-assembly step gets a plain twin, found by its text, and each extern function one found by its symbol.
+functions, and in 3.9.0 takes no mask that a scalar condition is part of. `correct()` replaces those parts in place;
+each assembly step gets a plain twin, found by its text, and each extern function one found by its symbol.
 """
 
 from collections.abc import Callable

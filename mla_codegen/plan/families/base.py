@@ -70,9 +70,8 @@ class Family(ABC):
 
     def bounds(self, details: Any) -> tuple[float, float]:
         """Errors of the output and of the LSE that are allowed."""
-        if ELEMENTS[details.compute.removeprefix("2 x ")].fp8 and not details.compute.startswith("2 x "):
-            return BOUND_FP8, LSE_BOUND_FP8
-        return BOUND_16_BIT, LSE_BOUND_16_BIT
+        fp8 = ELEMENTS[details.compute].fp8
+        return (BOUND_FP8, LSE_BOUND_FP8) if fp8 else (BOUND_16_BIT, LSE_BOUND_16_BIT)
 
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """What the records of its arguments leave open: type of the KV and how `run` gives it."""
