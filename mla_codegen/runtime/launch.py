@@ -8,6 +8,7 @@ are encoded once each and not at every launch.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,15 @@ RANGE = 1 << 31  # bytes: AMD kernels address smaller tensors with 32-bit offset
 
 # CUDA is in use by the time that a kernel is launched: without what torch wraps around it to see to that.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+_HERE = nullcontext()
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Within, the tensor's device is the current one, as a launch needs it."""
+    index = tensor.get_device()
+    return _HERE if index < 0 or index == current_device() else torch.cuda.device(index)
+
 
 POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "float"  # what an argument is
 
