@@ -76,6 +76,10 @@ def target_of(device: torch.device) -> str:
     """The name that a spec gives to a device's architecture: gfx942, sm_90, ..., or cpu."""
     if device.type == "cpu":
         return "cpu"
+    if device.type != "cuda":
+        raise ValueError(f"no kernels for the device {device}: calls run on a GPU ('cuda'), or on the CPU")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"no kernels for the device {device}: torch sees {torch.cuda.device_count()} GPUs")
     properties = torch.cuda.get_device_properties(device)
     arch = getattr(properties, "gcnArchName", "")
     if torch.version.hip:
@@ -84,8 +88,17 @@ def target_of(device: torch.device) -> str:
 
 
 def full_device(device: torch.device | str | None) -> torch.device:
-    """A device with its index; None is the current GPU, or the CPU where kernels are interpreted."""
+    """A device with its index; None is the current GPU, or the CPU where kernels are interpreted.
+
+    Raises TypeError or ValueError for what names no device.
+    """
     if device is None:
         device = "cpu" if triton.knobs.runtime.interpret else "cuda"
-    device = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+    try:
+        device = torch.device(device)
+    except (TypeError, RuntimeError):
+        kind = ValueError if isinstance(device, str) else TypeError
+        raise kind(f"device is {device!r}; it must be a torch.device, such as 'cuda:0', or None") from None
+    if device == torch.device("cuda") and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -6,6 +6,7 @@ functions, and in 3.9.0 takes no mask that a scalar condition is part of. `corre
 each assembly step gets a plain twin, found by its text, and each extern function one found by its symbol.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +139,18 @@ def _with_fnuz(patch_lang_core: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
+def _whole_number(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The interpreter holds an int64 argument from 2^31 to 2^32 in 32 bits: sums wrap, a store writes half of it."""
+
+    def converted(argument: Any) -> Any:
+        result = convert(argument)
+        if isinstance(argument, int) and result.dtype == tl.int64:
+            result.handle.data = result.handle.data.astype(np.int64)
+        return result
+
+    return converted
+
+
 class _NoScope:
     """What a repeated patch returns: nothing to restore."""
 
@@ -167,12 +180,15 @@ def _patch_once(patch_lang: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return patched
 
 
+_one_at_a_time = threading.RLock()  # the interpreter keeps the grid, the program and the patched language in globals
+
+
 def _launch(call: Callable[..., Any]) -> Callable[..., Any]:
-    """log2(0) = -inf and -inf - x are what the kernels mean, not faults."""
+    """One launch at a time, and log2(0) = -inf and -inf - x are what the kernels mean, not faults."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        _patched.clear()
-        with np.errstate(all="ignore"):
+        with _one_at_a_time, np.errstate(all="ignore"):
+            _patched.clear()
             return call(*args, **kwargs)
 
     return wrapped
@@ -190,6 +206,7 @@ def correct() -> None:
     builder.create_masked_load = _bool_mask_second(builder.create_masked_load)
     builder.create_masked_store = _bool_mask_third(builder.create_masked_store)
     builder.create_extern_elementwise = _create_extern
+    interpreter._implicit_cvt = _whole_number(interpreter._implicit_cvt)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
     interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)

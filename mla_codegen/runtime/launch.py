@@ -9,6 +9,7 @@ has those that are known, and under another every launch is Triton's own.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,6 +59,15 @@ FORMS = {
     "3.9": Form(_scratch_last),
 }
 FORM = FORMS.get(".".join(triton.__version__.split(".")[:2]))
+
+_HERE = nullcontext()
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Within, the tensor's device is the current one, as a launch needs it."""
+    index = tensor.get_device()
+    return _HERE if index < 0 or index == current_device() else torch.cuda.device(index)
+
 
 POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "float"  # what an argument is
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import triton
 
-from .builds import DTYPES, Build, full_device
+from . import validate
+from .builds import DTYPES, INDEX, Build, full_device
 from .calls import Dispatcher
 from .launch import ON_AMD, RANGE
 
@@ -66,9 +67,9 @@ class Call:
                 lens = None if self.pages == "rows" else torch.ones(1, dtype=self.number, device=device)
                 where = (None, numbers, lens) if self.pages == "table" else (ends, numbers.view(1), lens)
             visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
-            scale = torch.ones(1, device=device) if self.scaled else None
+            scale = torch.ones(1, dtype=torch.float32, device=device) if self.scaled else None
             out = torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device)
-            lse = torch.empty((rows, build.heads), device=device)
+            lse = torch.empty((rows, build.heads), dtype=torch.float32, device=device)
             args = (q, kv, q_ends, *where, visible, scale, 1.0, out, lse)
             run = build.kernel(self.kernel).run
             run(*args) if self.splits is None else run(*args, self.splits)
@@ -121,9 +122,18 @@ def warmup(
     threads    compilations at a time; None is one for each CPU core
     progress   called with (done, of all, kernel) after each; None is silence
 
-    Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; ValueError if
-    no build serves the device.
+    Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; TypeError or
+    ValueError for arguments that are none of these, ValueError if no build serves the device.
     """
+    _validate("indices", indices, INDEX)
+    _validate("scaled", (False,) if scaled is None else scaled, (True, False))
+    _validate("visible", visible, (True, False))
+    _validate("pages", pages, PAGES)
+    _validate("numbers", numbers, INDEX)
+    if threads is not None and validate.host_int("threads", threads) < 1:
+        raise ValueError(f"threads is {threads}; it must be at least 1")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is {validate.what(progress)}; it must be a function (done, of all, kernel), or None")
     device = full_device(device)
     todo = calls(dispatcher.serving(device), indices, scaled, visible, pages, numbers)
     if triton.knobs.runtime.interpret:
@@ -144,6 +154,16 @@ def warmup(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return len(todo)
+
+
+def _validate(name: str, given: Sequence[Any], allowed: tuple[Any, ...]) -> None:
+    """Several of what is allowed, in a tuple or a list."""
+    words = ", ".join(map(str, allowed))
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"{name} is {validate.what(given)}; it must be a tuple of {words}")
+    for one in given:
+        if not any(type(one) is type(other) and one == other for other in allowed):
+            raise ValueError(f"{name} has {one!r}; it may have {words}")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,7 @@ class Program:
         return x + self.grid[0] * (y + self.grid[1] * z)
 
 
+launching = threading.RLock()  # held by the thread whose kernel runs
 _current: Program | None = None
 
 
