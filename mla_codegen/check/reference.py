@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
-TORCH = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8_e4m3fn": torch.float8_e4m3fn,
-    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
-}
+from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
+
+TORCH = {element.name: element.dtype for element in ELEMENTS.values()}
 
 
 @dataclass
@@ -62,9 +59,9 @@ def make_case(
     total_q, total_kv = sum(q_lens), sum(lens)
     q = torch.randn(total_q, heads, row, generator=generator).to(TORCH[q_dtype])
     values = torch.randn(total_kv + 2 * guard, row, generator=generator)
-    values = values.clamp(-4, 4) * (40.0 if kv_dtype.startswith("fp8") else 1.0)
+    values = values.clamp(-4, 4) * (40.0 if KV_FORMATS[kv_dtype].fp8 else 1.0)
     kv = values.to(TORCH[kv_dtype])
-    if kv_dtype.startswith("fp8"):
+    if KV_FORMATS[kv_dtype].fp8:
         if kv_dtype == "fp8_e4m3fn":
             zeros = torch.rand(kv.shape, generator=generator) < 0.02
             kv.view(torch.uint8)[zeros] = 0x80
@@ -75,7 +72,7 @@ def make_case(
     kv[total_kv + guard :] = float("nan")
     qo_indptr = torch.tensor([0, *q_lens]).cumsum(0).to(index)
     kv_indptr = (torch.tensor([0, *lens]).cumsum(0) + guard).to(index)
-    effective = float(scale) * 40 if scale is not None else 40.0 if kv_dtype.startswith("fp8") else 1.0
+    effective = float(scale) * 40 if scale is not None else 40.0 if KV_FORMATS[kv_dtype].fp8 else 1.0
     sm_scale = 1.0 / (row**0.5) / effective if scale is None else 1.0 / (row**0.5)
     return Case(q, kv, qo_indptr, kv_indptr, sm_scale, scale)
 

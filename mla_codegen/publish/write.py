@@ -27,8 +27,8 @@ from mla_codegen.render.templates import (
 MANIFEST = "manifest.json"
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
 RUNTIME = (
-    "__init__.py", "builds.py", "calls.py", "choice.py", "context_parallel.py", "debug.py", "descriptors.py",
-    "gluon.py", "interpreter.py", "launch.py", "op.py", "paged.py", "peer_memory.py", "scratch.py", "splits.py",
+    "__init__.py", "arguments.py", "builds.py", "calls.py", "choice.py", "context_parallel.py", "debug.py", "descriptors.py",
+    "formats.py", "gluon.py", "interpreter.py", "launch.py", "op.py", "paged.py", "peer_memory.py", "scratch.py", "splits.py",
     "validate.py", "warmup.py", "workspace.py",
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ class Argument:
     places    signatures that it belongs to
     when      what a kernel must have for it (`features`); empty: every kernel has it
     varies    an integer that differs from call to call and must not make another binary
-    schema    as an operator of torch.library declares it; empty: operators do not take it
+    schema    as an operator of torch.library declares it
     given     what `run` launches a kernel with; empty: the name
     late      behind the inputs in `run`
     default   of `run`
@@ -43,13 +43,33 @@ def _argument(name: str, types: str, places: str, meaning: str = "", *, when: st
     return Argument(name, types, meaning, frozenset(places.split()), frozenset(when.split()), **more)  # type: ignore[arg-type]
 
 
+def _call(name: str, schema: str, when: str = "") -> Argument:
+    return _argument(name, "", CALL, when=when, schema=schema)
+
+
 _INDEX = "int32 or int64"
 ARGUMENTS: tuple[Argument, ...] = (
-    _argument("q", "{q_type}", "stage1 run call", "[total_q, {heads}, {row}] {q}, last stride 1", schema="Tensor q"),
+    # what callers give
+    _call("q", "Tensor q"),
+    _call("kv", "Tensor kv"),
+    _call("qo_indptr", "Tensor qo_indptr"),
+    _call("kv_indptr", "Tensor? kv_indptr"),
+    _call("out", "Tensor(a!) out", when="into"),
+    _call("lse", "Tensor(b!) lse", when="into"),
+    _call("sm_scale", "float sm_scale"),
+    _call("kv_scale", "Tensor? kv_scale=None"),
+    _call("kv_visible", "Tensor? kv_visible=None"),
+    _call("max_kv_len", "SymInt? max_kv_len=None"),
+    _call("block_table", "Tensor? block_table=None"),
+    _call("kv_indices", "Tensor? kv_indices=None"),
+    _call("kv_lens", "Tensor? kv_lens=None"),
+    _call("workspace", "Tensor(c!)? workspace=None", when="into"),  # last: inductor puts it there
+    # what kernels take
+    _argument("q", "{q_type}", "stage1 run", "[total_q, {heads}, {row}] {q}, last stride 1"),
     _argument("kv", "{kv_type}", "stage1", when="pointers", given="{kv_given}"),
     _argument("kv_latent", "{kv_latent}", "stage1", when="tiles"),
     _argument("kv_rope", "{kv_rope}", "stage1", when="tiles"),
-    _argument("kv", "", "run call", "[total_kv, {row}] {kv}, contiguous{aligned}", when="ragged", schema="Tensor kv"),
+    _argument("kv", "", "run", "[total_kv, {row}] {kv}, contiguous{aligned}", when="ragged"),
     _argument("kv", "", "run", "[pages, {page_size}, {row}] {kv}, contiguous{aligned}", when="paged"),
     _argument("partial", "*fp32", "stage1 stage2", when="merged"),
     _argument("partial_lse", "*fp32", "stage1 stage2", when="merged"),
@@ -57,11 +77,11 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("out", "{out_type}", "stage1", when="direct"),
     _argument("lse", "*fp32", "stage1", when="direct"),
     _argument(
-        "qo_indptr", "*i32", "locate stage1 run call", f"[batch + 1] {_INDEX}, and kv_indptr alike",
-        when="ragged", schema="Tensor qo_indptr",
+        "qo_indptr", "*i32", "locate stage1 run", f"[batch + 1] {_INDEX}, and kv_indptr alike",
+        when="ragged",
     ),
     _argument("qo_indptr", "*i32", "locate stage1 run", f"[batch + 1] {_INDEX}", when="paged"),
-    _argument("kv_indptr", "*i32", "locate stage1 run call", when="ragged", schema="Tensor? kv_indptr"),
+    _argument("kv_indptr", "*i32", "locate stage1 run", when="ragged"),
     _argument(
         "kv_indptr", "*i32", "locate stage1 run",
         "[batch + 1] likewise, over kv_indices; None: kv_indices is a table", when="paged",
@@ -126,6 +146,11 @@ def launched(place: str, features: Iterable[str], facts: Mapping[str, object]) -
 def varying(place: str, features: Iterable[str]) -> list[str]:
     """Integers that differ from call to call and make no other binary."""
     return [one.name for one in arguments(place, features) if one.varies]
+
+
+def schema(features: Iterable[str]) -> str:
+    """The arguments as an operator of torch.library declares them."""
+    return ", ".join(one.schema for one in arguments(CALL, features))
 
 
 def described(features: Iterable[str], facts: Mapping[str, object]) -> str:

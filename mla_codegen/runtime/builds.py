@@ -8,16 +8,11 @@ import torch
 import triton
 
 from .choice import choice_of
+from .formats import ELEMENTS, KV_FORMATS
 from .gluon import mismatch
 from .launch import Launch
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8_e4m3fn": torch.float8_e4m3fn,
-    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {known.element.dtype: known.name for known in KV_FORMATS.values()}  # of KV by its dtype
 INDEX = (torch.int32, torch.int64)  # of ranges, page numbers and lengths
 
 
@@ -31,15 +26,15 @@ class Build:
         self.heads: int = tables.HEADS
         self.latent: int = tables.LATENT
         self.rope: int = tables.ROPE
-        self.q: torch.dtype = DTYPES[tables.Q]
-        self.out: torch.dtype = DTYPES[tables.OUT]
+        self.q: torch.dtype = ELEMENTS[tables.Q].dtype
+        self.out: torch.dtype = ELEMENTS[tables.OUT].dtype
         self.page_size: int | None = tables.PAGE_SIZE
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
         self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
-        self.forms = tuple(kv.split("_")[0] for kv in self.kv)  # what custom_kernel calls them
-        self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
+        self.forms = tuple(KV_FORMATS[kv].form for kv in self.kv)  # what custom_kernel calls them
+        self.fp8 = next((kv for kv in self.kv if KV_FORMATS[kv].fp8), None)
 
     def __str__(self) -> str:
         kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
