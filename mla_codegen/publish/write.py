@@ -138,7 +138,10 @@ def outdated(out: Path, names: set[str]) -> dict[str, str]:
 
 
 def find_drift(files: dict[str, str], out: Path, names: set[str]) -> list[Drift]:
-    """How `out` differs from the fresh build `files` of the specs `names`. Raises BuildError for what it cannot read."""
+    """How `out` differs from the fresh build `files` of the specs `names`.
+
+    Raises BuildError for what cannot be read.
+    """
     manifest = read_manifest(out)
     old, ours = listed(manifest, names), listed(manifest)
     interrupted = manifest.get("publishing", {})
@@ -228,7 +231,7 @@ def _refuse(drifts: list[Drift], files: dict[str, str], out: Path, force: bool) 
         )
     if found["foreign"]:
         raise BuildError(
-            f"in the way, and not written by mla-codegen as far as the manifest knows: {_joined(out, found['foreign'])}\n"
+            f"in the way, and not mla-codegen's by the manifest: {_joined(out, found['foreign'])}\n"
             "  fix: name another folder with --out, or build with --force to overwrite them"
         )
 

@@ -10,8 +10,8 @@ import triton
 from builds import plan_of, spec_of, tables
 
 from mla_codegen.runtime import calls
-from mla_codegen.runtime.tables import Shaped
 from mla_codegen.runtime.splits import choose_splits
+from mla_codegen.runtime.tables import Shaped
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="calls here are made on the CPU")
 
