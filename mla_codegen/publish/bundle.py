@@ -96,6 +96,8 @@ def _text(plan: Plan) -> str:
     sections.append(_section(["What several kernels share"], merged.shared))
     sections += [_section(_paragraphs(module, said), merged.own[module.name]) for module in (*kernels, *rule)]
     tables = render_part("bundle/dispatch.py.jinja", **_tables(plan, merged.names))
+    if twice := set(parse_module("dispatch", tables).definitions) & set(merged.names.values()):
+        raise MergeError(f"kernels and the way in both define {', '.join(sorted(twice))}")
     sections.append(_section(["The way in"], [tables]))
     return format_source(f"{head}\n\n" + "\n\n\n".join(filter(None, sections)), "bundle")
 
