@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -58,8 +59,8 @@ def spec_name(spec: Path, out: Path) -> str:
 
 def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
     """All files that `out` should hold after building `plans`, builds of other specs that it has already included."""
+    refuse_names(plans, out)
     builds = _others(out)
-    before = dict(builds)
     files: dict[str, str] = {}
     texts = render_kernels([kernel for plan in plans for kernel in plan.kernels])
     for plan in plans:
@@ -79,17 +80,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         }
     _refuse_twins(builds)
     tables = [{"name": name, "summary": builds[name]["summary"]} for name in sorted(builds)]
-    shared = {"__init__.py": '"""Kernels written by mla-codegen; `dispatch` is the way in."""\n'}
-    shared["dispatch.py"] = render_dispatch(tables, out.resolve().name)
-    shared["op.py"] = render_op(out.resolve().name)
-    for name in RUNTIME:
-        source = (PACKAGE / "runtime" / name).read_text(encoding="utf-8")
-        shared[f"runtime/{name}"] = HEADER.format(name=name) + source
-    if flaw := package_flaw(out, shared):
-        raise BuildError(f"{flaw}\n  fix: name another folder with --out")
-    for plan in plans:
-        if flaw := spec_flaw(plan, before, {**shared, MANIFEST: ""}, out):
-            raise BuildError(f"{flaw}\n  fix: rename the spec")
+    shared = _shared(tables, out.resolve().name)
     files |= shared
     files[MANIFEST] = (
         json.dumps(
@@ -104,6 +95,32 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         + "\n"
     )
     return files
+
+
+def _shared(tables: list[dict[str, str]], package: str) -> dict[str, str]:
+    """The files that all builds of a folder have in common."""
+    files = {"__init__.py": '"""Kernels written by mla-codegen; `dispatch` is the way in."""\n'}
+    files["dispatch.py"] = render_dispatch(tables, package)
+    files["op.py"] = render_op(package)
+    for name in RUNTIME:
+        source = (PACKAGE / "runtime" / name).read_text(encoding="utf-8")
+        files[f"runtime/{name}"] = HEADER.format(name=name) + source
+    return files
+
+
+@cache
+def _any_package() -> dict[str, str]:
+    """What is written for every build, of whatever name."""
+    return {**_shared([{"name": "spec", "summary": ""}], "package"), MANIFEST: ""}
+
+
+def refuse_names(plans: list[Plan], out: Path) -> None:
+    """Raise BuildError if `out`, or the name of a plan, cannot be that of a package or of a build in it."""
+    if flaw := package_flaw(out, _any_package()):
+        raise BuildError(f"{flaw}\n  fix: name another folder with --out")
+    for plan in plans:
+        if flaw := spec_flaw(plan, _others(out), _any_package(), out):
+            raise BuildError(f"{flaw}\n  fix: rename the spec")
 
 
 def _refuse_twins(builds: dict[str, dict]) -> None:
@@ -170,6 +187,7 @@ def build(plans: list[Plan], out: Path, *, force: bool = False) -> tuple[dict[st
     Raises BuildError if a file of ours was edited by hand or one is in the way that is not ours, unless `force`; if
     builds of other specs there are of another version; if `out` cannot be written.
     """
+    refuse_names(plans, out)  # before anything is made, the lock's file too
     with _lock(out):
         files = fresh_build(plans, out)
         return files, *_publish(files, out, {plan.name for plan in plans}, force)
@@ -184,11 +202,9 @@ def publish(files: dict[str, str], out: Path, names: set[str], *, force: bool = 
 @contextmanager
 def _lock(out: Path) -> Iterator[None]:
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(out.parent / f".{out.name}.lock"):
             yield
-    except FileExistsError as error:
-        raise BuildError(f"{out} is a file; the kernels need a folder\n  fix: name another with --out") from error
     except OSError as error:
         raise BuildError(f"cannot write to {error.filename or out}: {error.strerror or error}") from error
 
