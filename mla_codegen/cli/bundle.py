@@ -42,7 +42,7 @@ def bundle(
     except Refused as refused:
         fail("\n".join(f"{out}: {reason}" for reason in refused.reasons) + "\nnothing was written", 2)
     try:
-        replace_file(out.resolve(), text)
+        replace_file(out.resolve() if out.is_file() else out, text)
     except OSError as error:
         fail(f"cannot write {out}: {error.strerror or error}", 2)
     report.out.print(f"{len(plan.kernels)} kernels in {out}: {len(text.encode()):,} bytes")
