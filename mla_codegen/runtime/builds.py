@@ -7,10 +7,10 @@ from types import ModuleType
 import torch
 import triton
 
-from .choice import choice_of
 from .formats import ELEMENTS, KV_FORMATS
 from .gluon import mismatch
 from .launch import Launch
+from .tables import rule_of
 
 NAMES = {known.element.dtype: known.name for known in KV_FORMATS.values()}  # of KV by its dtype
 INDEX = (torch.int32, torch.int64)  # of ranges, page numbers and lengths
@@ -32,7 +32,7 @@ class Build:
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
-        self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
+        self.choices = {kv: rule_of(tables, kv) for kv in self.kv}
         self.forms = tuple(KV_FORMATS[kv].form for kv in self.kv)  # what custom_kernel calls them
         self.fp8 = next((kv for kv in self.kv if KV_FORMATS[kv].fp8), None)
 
