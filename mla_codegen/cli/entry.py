@@ -26,16 +26,27 @@ class Output:
         try:
             return self._stream.write(text)
         except OSError as error:
-            raise OutputLost(error.strerror or str(error)) from error
+            return self._lost(error)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            raise OutputLost(error.strerror or str(error)) from error
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> int:
+        raise OutputLost(error.strerror or str(error)) from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Errors(Output):
+    """stderr likewise, but what it does not take is dropped: there is nowhere left to say so."""
+
+    def _lost(self, error: OSError) -> int:
+        _drop(2)
+        return 0
 
 
 class Commands(common.Commands):
@@ -57,16 +68,22 @@ def _nowhere() -> TextIO:
     return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
+def _drop(number: int) -> None:
+    """Send what is yet to come, and what Python has still buffered, nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
 def run(app: typer.Typer) -> None:
     """Run the command of `sys.argv` and leave."""
     sys.stdout = Output(sys.stdout or _nowhere())
-    sys.stderr = sys.stderr or _nowhere()
+    sys.stderr = Errors(sys.stderr or _nowhere())
     try:
         try:
             app()
         finally:
             sys.stdout.flush()
     except OutputLost as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes nowhere
-        report.err.print(f"stdout: {error}: not all of the output was written", markup=False, highlight=False)
+        _drop(1)
+        if not isinstance(error.__cause__, BrokenPipeError):  # as of `| head`, which has read what it wanted
+            report.err.print(f"stdout: {error}: not all of the output was written", markup=False, highlight=False)
         sys.exit(2)
