@@ -155,11 +155,7 @@ def _jobs(path: Path) -> list[Job]:
         return [Job(kinds, allowed, batch, kv_len, True) for batch, kv_len in (*SHAPES, *GENERAL)]
     jobs = []
     for kv, bound in zip(kinds, allowed, strict=True):
-        shapes = [
-            (rows, int((max(low, 1) * min(high, 1 << 24)) ** 0.5))
-            for rows, ranges in module.SHAPES.get(kv, {}).items()
-            for low, high, _ in ranges
-        ]
+        shapes = [(rows, kv_len) for rows, lengths in module.SHAPES[kv].items() for kv_len in lengths]
         jobs += [Job((kv,), (bound,), batch, kv_len, False) for batch, kv_len in (*shapes, *GENERAL)]
     return jobs + [Job(kinds, allowed, batch, kv_len, True) for batch, kv_len in (*shapes[:1], GENERAL[0])]
 

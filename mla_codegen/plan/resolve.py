@@ -13,8 +13,9 @@ from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.families.request import BALANCED_ROWS, Knobs, Layer, Request, Resolved, Resources
 from mla_codegen.plan.invariant import shared_splits
 from mla_codegen.plan.kernel import KernelPlan
-from mla_codegen.runtime.choice import Choice, General, OneKernel
+from mla_codegen.runtime.choice import General
 from mla_codegen.runtime.splits import MAX_SPLITS, choose_splits
+from mla_codegen.runtime.tables import OneKernel, Shaped
 from mla_codegen.spec.datamodel import Shape, Spec, apply_optimizations
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean
 
@@ -61,18 +62,27 @@ class Plan:
         """Some kernels are Gluon, which Triton's interpreter does not run."""
         return any(FAMILIES[kernel.family].GLUON for kernel in self.kernels)
 
-    def choice(self, kv: str) -> Choice | OneKernel:
+    def general_record(self, kv: str) -> dict[str, str | int]:
+        """The general kernels as the tables name them: the fields of `General`."""
+        direct, split = self.general(kv)
+        units, resident = split.occupancy
+        record: dict[str, str | int] = {
+            "direct": direct.name, "split": split.name, "units": units, "resident": resident,
+            "block_n": split.block_n, "head_blocks": split.head_blocks,
+        }  # fmt: skip
+        if balanced := self.balanced(kv):
+            record |= {"balanced": balanced.name, "balanced_rows": balanced.max_rows}
+        return record
+
+    def choice(self, kv: str) -> Shaped | OneKernel:
         """The dispatcher's rule for this KV dtype."""
         if self.spec.batch_invariant:
             return OneKernel(self.invariant(kv).name)
         shapes: dict[int, dict[int, str]] = {}
         for kernel in self.shaped(kv):
             shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
-        direct, split = self.general(kv)
-        balanced = self.balanced(kv)
-        even = (balanced.name, balanced.max_rows) if balanced else ("", 0)
-        general = General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
-        return Choice(shapes, general, self.spec.kv.layout == "paged")
+        general = General(**self.general_record(kv))  # type: ignore[arg-type]
+        return Shaped(shapes, general, self.spec.kv.layout == "paged")
 
 
 class PlanError(Exception):

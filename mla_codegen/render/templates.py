@@ -10,6 +10,7 @@ import jinja2
 
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.render.formatting import format_ahead, format_text
+from mla_codegen.runtime.tables import VERSION
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -51,7 +52,7 @@ def render_kernels(kernels: list[KernelPlan]) -> list[str]:
 
 def render_tables(plan: Plan) -> str:
     """`__init__.py` of a spec's folder: what the dispatcher looks up."""
-    return _render("tables.py.jinja", plan=plan)
+    return _render("tables.py.jinja", plan=plan, version=VERSION)
 
 
 def render_dispatch(tables: list[dict[str, str]], package: str) -> str:

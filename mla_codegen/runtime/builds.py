@@ -7,9 +7,9 @@ from types import ModuleType
 import torch
 import triton
 
-from .choice import choice_of
 from .gluon import mismatch
 from .launch import Launch
+from .tables import rule_of
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -37,7 +37,7 @@ class Build:
         self.gluon: bool = tables.GLUON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
-        self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
+        self.choices = {kv: rule_of(tables, kv) for kv in self.kv}
         self.forms = tuple(kv.split("_")[0] for kv in self.kv)  # what custom_kernel calls them
         self.fp8 = next((kv for kv in self.kv if kv.startswith("fp8")), None)
 

@@ -11,6 +11,7 @@ from .builds import INDEX, NAMES, Build, full_device, gluon_unfit, target_of
 from .complaints import complain, describe, host_int
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
+from .tables import refuse_other_versions
 
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
 SCALED = (tuple, list)  # how custom_kernel gets KV with its scale
@@ -22,6 +23,7 @@ class Dispatcher:
     """The calls of a `generated` package. `build_command` is what an error tells the user to run."""
 
     def __init__(self, tables: list[ModuleType], build_command: str):
+        refuse_other_versions(tables, build_command)
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int, int | None], Build] = {}

@@ -94,10 +94,7 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
     def fake_decode_into(*_: object, **__: object) -> None:
         """It writes, and returns nothing."""
 
-    for name, run, fake in (
-        ("mla_decode", decode, fake_decode),
-        ("mla_decode_into", decode_into, fake_decode_into),
-    ):
+    for name, run, fake in (("mla_decode", decode, fake_decode), ("mla_decode_into", decode_into, fake_decode_into)):
         library.define(name + SCHEMAS[name], tags=[torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order])
         for key in ("CPU", "CUDA"):
             library.impl(name, run, key)
