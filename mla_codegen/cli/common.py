@@ -38,7 +38,8 @@ def load_plans(specs: list[Path], out: Path) -> list[Plan]:
         fail("\n".join(messages), 2)
     names: dict[str, str] = {}
     for plan, path in zip(plans, specs, strict=True):
-        if plan.name in names:
-            fail(f"{path} and {names[plan.name]} would both be built into {out / plan.name}: rename one of them", 2)
-        names[plan.name] = str(path)
+        name = plan.name.casefold()  # some file systems know no case
+        if name in names:
+            fail(f"{path} and {names[name]} would both be built into {out / plan.name}: rename one of them", 2)
+        names[name] = str(path)
     return plans

@@ -1,7 +1,6 @@
 """The commands: parse, call, print. Exit codes: 0 done, 1 a check failed, 2 bad input."""
 
 import json
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +12,16 @@ from mla_codegen.cli import report
 from mla_codegen.cli.bench import bench
 from mla_codegen.cli.bundle import bundle
 from mla_codegen.cli.common import Json, Out, Spec, Specs, fail, load_plans
+from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan
 from mla_codegen.publish import write
-from mla_codegen.publish.write import BuildError, find_drift, fresh_build
-from mla_codegen.render.templates import RenderError
+from mla_codegen.publish.write import find_drift, fresh_build, rebuild_command
 from mla_codegen.spec.errors import UnknownName
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -55,7 +55,7 @@ class Device(str, Enum):
 def build(
     specs: Specs,
     out: Out = Path("generated"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files edited by hand, or not ours")] = False,
     as_json: Json = False,
 ) -> None:
     """Render the kernels of one or several specs.
@@ -67,10 +67,7 @@ def build(
     Builds of other specs in the same folder stay, and the dispatcher serves them all.
     """
     plans = load_plans(specs, out)
-    try:
-        files, written, removed = write.build(plans, out, force=force)
-    except BuildError as error:
-        fail(str(error), 2)
+    files, written, removed = write.build(plans, out, force=force)
     if as_json:
         typer.echo(json.dumps({"out": str(out), "files": sorted(files), "written": written, "removed": removed}))
         return
@@ -88,10 +85,8 @@ def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> 
     mla-codegen check specs/*.yaml
     """
     plans = load_plans(specs, out)
-    try:
-        drifts = find_drift(fresh_build(plans, out), out, {plan.name for plan in plans})
-    except BuildError as error:
-        fail(str(error), 2)
+    files = fresh_build(plans, out)
+    drifts = find_drift(files, out, {plan.name for plan in plans})
     if as_json:
         typer.echo(json.dumps([{"kind": d.kind, "path": d.path, "diff": d.diff} for d in drifts]))
     else:
@@ -99,6 +94,8 @@ def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> 
             typer.echo(f"{drift.kind}: {out / drift.path}")
             typer.echo(drift.diff, nl=False)
         mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}"
+        if any(drift.kind == "outdated" for drift in drifts):  # of other specs, which must be built too
+            mend = f"mend: {rebuild_command(files, out)}"
         typer.echo(f"{len(drifts)} differences; {mend}" if drifts else f"{out} is up to date")
     raise typer.Exit(1 if drifts else 0)
 
@@ -276,11 +273,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main() -> None:
     """Entry point of the `mla-codegen` command."""
-    try:
-        app()
-    except RenderError as error:
-        report.err.print(str(error), markup=False)
-        sys.exit(1)
+    run(app)
 
 
 if __name__ == "__main__":
