@@ -160,12 +160,13 @@ def _define(owner: Owner, namespace: str) -> None:
         kv_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        _one_device(q, kv, qo_indptr, kv_indptr, kv_scale, kv_visible, block_table, kv_indices, kv_lens)
         paged = block_table is not None or kv_indices is not None
         shape, dtype = dispatchers[0].result(q, kv if paged else None)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
-    def fake_decode_into(*_: object, **__: object) -> None:
-        """It writes, and returns nothing."""
+    def fake_decode_into(*given: object) -> None:
+        _one_device(*given)
 
     for name, run, fake, writes in (
         ("mla_decode", decode, fake_decode, slice(0)),
@@ -177,6 +178,13 @@ def _define(owner: Owner, namespace: str) -> None:
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
         operator = getattr(getattr(torch.ops, namespace), name).default
         library.impl(name, _with_autograd(operator, run, writes), "Autograd")
+
+
+def _one_device(q: Any, *others: Any) -> None:
+    """ValueError where there are no values of one tensor only: torch would then take the fake implementation."""
+    for one in others:
+        if isinstance(one, Tensor) and one.device != q.device:
+            raise ValueError(f"q is on {q.device}, another tensor on {one.device}")
 
 
 def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
@@ -201,9 +209,13 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
         return_lse: bool = False,
         workspace: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        options = (sm_scale, kv_scale, kv_visible, max_kv_len)
         pages = (block_table, kv_indices, kv_lens)
         try:
+            if type(sm_scale) is not float:  # torch would take a tensor, and wait for it
+                sm_scale = validate.number("sm_scale", sm_scale)
+            if max_kv_len is not None and type(max_kv_len) is not int:
+                max_kv_len = validate.length(max_kv_len)
+            options = (sm_scale, kv_scale, kv_visible, max_kv_len)
             if out is None and (workspace is not None or lse is not None):
                 shape, dtype = dispatchers[0].result(q, None if block_table is None and kv_indices is None else kv)
                 out = q.new_empty(shape, dtype=dtype)
