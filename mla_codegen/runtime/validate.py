@@ -18,9 +18,7 @@ def tensor(name: str, value: object) -> torch.Tensor:
     """`value`, or a TypeError that says why it is no tensor that a kernel can read."""
     if isinstance(value, torch.Tensor):
         if value.is_meta:
-            raise TypeError(
-                f"{name} is on meta, where tensors have no values; it must be on a GPU or CPU"
-            ) from None
+            raise TypeError(f"{name} is on meta, where tensors have no values; it must be on a GPU or CPU") from None
         if value.layout is torch.strided and not value.is_nested:
             return value
         kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
