@@ -288,6 +288,8 @@ class Dispatcher:
             or lse.requires_grad
         ):
             validate.fits("lse", lse, torch.float32, (total_q, heads), q.device, to_write=True)
+        if workspace is not None and workspace.device != q.device:  # its size is the kernel's to say
+            raise ValueError(f"workspace is on {workspace.device}, q on {q.device}")
         if total_q == 0 or batch == 0:
             out.zero_()
             if lse is not None:

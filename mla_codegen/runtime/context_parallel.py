@@ -144,12 +144,13 @@ class ContextParallel:
             return self._visible(qo_indptr, kv_len, total_q, kv_begin)
         except Exception:
             validate.tensors(qo_indptr=qo_indptr, kv_len=kv_len, kv_begin_=kv_begin)
-            validate.host_int("total_q", total_q)
             raise
 
     def _visible(
         self, qo_indptr: torch.Tensor, kv_len: torch.Tensor, total_q: int, kv_begin: torch.Tensor | None
     ) -> torch.Tensor:
+        if type(total_q) is not int:
+            total_q = validate.host_int("total_q", total_q)
         batch = qo_indptr.shape[0] - 1
         sizes = {"qo_indptr": (qo_indptr, batch + 1), "kv_len": (kv_len, batch), "kv_begin": (kv_begin, batch)}
         for name, (tensor, size) in sizes.items():

@@ -23,10 +23,11 @@ def tensor(name: str, value: object) -> torch.Tensor:
             return value
         kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
         raise TypeError(f"{name} is a tensor of layout {kind}; it must be a strided tensor") from None
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        fix = ": torch.tensor(...) makes one"
-    else:
-        fix = ": torch.from_numpy(...) makes one" if hasattr(value, "__array_interface__") else ""
+    fix = ""
+    if isinstance(value, (Sequence, int, float)) and not isinstance(value, str):
+        fix = ": torch.tensor(...) makes one" if isinstance(value, Sequence) else f": torch.tensor([{value}]) makes one"
+    elif hasattr(value, "__array_interface__"):
+        fix = ": torch.from_numpy(...) makes one"
     raise TypeError(f"{name} is {what(value)}; it must be a tensor{fix}") from None
 
 
@@ -168,8 +169,6 @@ def fits(
 
 def scale(kv_scale: torch.Tensor, device: torch.device) -> None:
     """Raise what is wrong with a `kv_scale` that is not one element on the device."""
-    if not isinstance(kv_scale, torch.Tensor):
-        raise TypeError(f"kv_scale is {what(kv_scale)}; it must be a tensor of one element on {device}, or None")
     tensor("kv_scale", kv_scale)
     if kv_scale.numel() != 1 or kv_scale.device != device:
         raise ValueError(f"kv_scale is {describe(kv_scale)}; it must have one element, on {device}")
