@@ -25,6 +25,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "paged", "spec"))]
 
 BLOCK = re.compile(r"^```(?P<kind>yaml|python|console|sh)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
+PROGRESS = re.compile(r"verify: .*, \d+ s")  # in a log; a reader sees a bar
 ACTIVATE = ". .venv/bin/activate"
 TABLE = re.compile(r"(?<=^<!-- table: )(?P<name>\w+) -->\n(?P<text>.*?)(?=^<!-- end -->$)", re.M | re.S)
 EXCERPT = re.compile(
@@ -71,10 +72,8 @@ def shell(checkout: Path, tmp_path: Path):
     shutil.copytree(checkout, folder)
     activate = folder / ".venv" / "bin" / "activate"
     activate.write_text(activate.read_text().replace(str(checkout), str(folder)))
-    kept = {
-        key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "COLUMNS", "VIRTUAL_ENV")
-    }
-    environment = kept | {
+    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "VIRTUAL_ENV")}
+    environment |= {
         "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore", "TERM": "dumb",
         "NO_COLOR": "1", "COLUMNS": "110",
     }  # fmt: skip
@@ -89,7 +88,7 @@ def shell(checkout: Path, tmp_path: Path):
         )  # fmt: skip
         assert "Traceback" not in done.stdout, done.stdout
         assert "not found" not in done.stdout, done.stdout
-        return "".join(line.rstrip() + "\n" for line in done.stdout.splitlines())
+        return "".join(line.rstrip() + "\n" for line in done.stdout.splitlines() if not PROGRESS.fullmatch(line))
 
     run.folder = folder  # type: ignore[attr-defined]
     return run
