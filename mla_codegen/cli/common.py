@@ -25,7 +25,9 @@ def _some_specs(incomplete: str) -> list[str]:
         found = sorted(Path(folder or "/" * incomplete.startswith("/") or ".").iterdir())
     except OSError:
         return []
-    shown = [path for path in found if path.suffix in (".yaml", ".yml", ".py") or (path.is_dir() and path.name[0] != ".")]
+    shown = [
+        path for path in found if path.suffix in (".yaml", ".yml", ".py") or (path.is_dir() and path.name[0] != ".")
+    ]
     start = incomplete[: len(incomplete) - len(begun)]
     return [f"{start}{path.name}{'/' * path.is_dir()}" for path in shown if path.name.startswith(begun)]
 
