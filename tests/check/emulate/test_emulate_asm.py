@@ -107,7 +107,7 @@ def test_prmt_picks_bytes_and_signs() -> None:
 def test_white_space_does_not_matter_and_unknown_text_says_where_to_add() -> None:
     spread = "\n\tmov.b64   $0 , { $1,$2 } ; // joined\n"
     assert asm.run(spread, [np.float32([1.0]), np.float32([2.0])])[0].dtype == np.int64
-    with pytest.raises(asm.UnknownAssembly, match=r"no twin for .*mla_codegen/emulate/asm.py"):
+    with pytest.raises(asm.UnknownAssembly, match=r"no twin for .*mla_codegen/check/emulate/asm.py"):
         asm.run("bar.sync 0;", [])
 
 
