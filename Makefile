@@ -2,6 +2,7 @@
 #
 #   make verify     build every spec into generated/ and check each kernel against float64
 #   make test       the tests
+#   make smoke      some of every kind: specs, plans, goldens, kernels of each family, the emulator, the docs
 #   make lint       formatting, ruff, types
 #   make format     mend formatting and what ruff can mend
 #   make drift      fail if generated/ is not what the specs and templates give
@@ -19,7 +20,7 @@ SPECS ?= $(sort $(wildcard specs/*.yaml))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-for-mla-codegen
 
-.PHONY: verify test lint format drift renew inspect wheel
+.PHONY: verify test smoke lint format drift renew inspect wheel
 
 verify: $(READY)
 	$(BIN)/mla-codegen build $(SPECS)
@@ -27,6 +28,15 @@ verify: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+SMOKE := tests/spec tests/plan tests/test_rooms.py tests/test_docs.py tests/check/emulate tests/check/test_workers.py \
+  tests/render/test_render.py::test_golden tests/kernels/test_cdna.py tests/kernels/test_hopper.py \
+  tests/kernels/test_paged.py tests/kernels/test_modes.py::test_ragged_lengths tests/runtime/test_calls.py \
+  tests/cli/test_commands.py::test_errors_as_json
+SLOW := test_nothing_spills or test_examples
+
+smoke: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(SMOKE) -k 'not ($(SLOW))'
 
 lint: $(READY)
 	$(BIN)/python -m ruff check

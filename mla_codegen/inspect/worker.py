@@ -315,16 +315,18 @@ def _patiently(work: Callable[[dict[str, Any]], dict[str, Any]], request: dict[s
     return work(request)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Nothing is written to the pipe that is stdin: it ends when the parent does, and then so does this group."""
     os.read(0, 1)
+    while os.getppid() == parent:
+        time.sleep(0.05)
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
     request_path, result_path = sys.argv[1:3]
     if stat.S_ISFIFO(os.fstat(0).st_mode):
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # This file's folder must not shadow modules of the inspected file.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]

@@ -322,9 +322,9 @@ def test_verify_refuses_half_the_kv_and_passes_all_of_it(tmp_path: Path) -> None
     """By `verify` on a file that is not ours, in the server's form."""
     path = tmp_path / "submission.py"
     path.write_text(HALF.replace("SHARE", "2"))
-    assert all(result.passed for result in verify_submission(path, device="cpu"))
+    assert all(result.passed for result in verify_submission(path, device="cpu", processes=1))
     path.write_text(HALF.replace("SHARE", "1"))
-    results = verify_submission(path, device="cpu")
+    results = verify_submission(path, device="cpu", processes=1)
     assert not any(result.passed for result in results if "5, " not in result.kernel)
 
 
@@ -348,7 +348,7 @@ def test_the_commands(tmp_path: Path) -> None:
     made = run.invoke(app, ["bundle", str(spec), "-o", str(out), "--leaderboard", "mla", "--gpu", "H100"])
     assert made.exit_code == 0 and "kernels in" in made.output
     assert out.read_text().startswith("#!POPCORN leaderboard mla\n#!POPCORN gpu H100\n# Generated")
-    verified = run.invoke(app, ["verify", str(out)])
+    verified = run.invoke(app, ["verify", str(out), "--jobs", "1"])
     assert verified.exit_code == 0, verified.output
     refused = run.invoke(app, ["bundle", str(spec), "-o", str(tmp_path / "no.py"), "--gpu", "two words"])
     assert refused.exit_code == 2 and not (tmp_path / "no.py").exists()
