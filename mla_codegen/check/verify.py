@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8
+from mla_codegen.catalog.releases import installed_triton, release_of
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish.write import build
@@ -129,7 +130,8 @@ def _device_of(plan: Plan, device: str) -> str:
         return "cpu"
     from mla_codegen.runtime.builds import target_of
 
-    return "cuda" if plan.target.name in ("portable", target_of(torch.device("cuda", 0))) else "cpu"
+    runs_here = plan.triton is None or plan.release == release_of(installed_triton())
+    return "cuda" if runs_here and plan.target.name in ("portable", target_of(torch.device("cuda", 0))) else "cpu"
 
 
 def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed: int) -> Result:

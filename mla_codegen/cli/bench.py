@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mla_codegen.cli import report as terminal
-from mla_codegen.cli.common import Json, Specs, fail, load_plans
+from mla_codegen.cli.common import Json, Specs, fail, load_plans, need_installed
 from mla_codegen.plan.resolve import Plan
 from mla_codegen.spec.errors import UnknownName
 
@@ -123,6 +123,7 @@ def the_gpu(plans: list[Plan]) -> "Gpu":
                 f"{plan.spec_file} is for {plan.target.name} ({plan.target.title}); this is {gpu.target} ({gpu.name})"
             )
             fail(f"{what}\n  fix: a spec with `target: {gpu.target}` or `target: portable`", 2)
+    need_installed(plans)
     return gpu
 
 

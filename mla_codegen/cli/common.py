@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mla_codegen.catalog.releases import RELEASES, Release, release_of
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.cli import report
 from mla_codegen.plan.resolve import Plan, PlanError, make_plan
 from mla_codegen.publish.write import spec_name
@@ -35,6 +35,15 @@ def release_named(version: str) -> Release:
     if release is None:
         fail(str(UnknownName("Triton release", version, RELEASES)), 2)
     return release
+
+
+def need_installed(plans: list[Plan]) -> None:
+    """End the command if plans are rendered for another release of Triton than the one that would run them here."""
+    have = installed_triton()
+    for plan in plans:
+        if plan.triton and plan.release != release_of(have):
+            what = f"{plan.spec_file} is for triton {plan.triton}, and {have} is installed"
+            fail(f"{what}\n  fix: install that one, or remove `triton` from the spec", 2)
 
 
 def load_plans(specs: list[Path], out: Path, triton: str | None = None) -> list[Plan]:

@@ -1,9 +1,9 @@
 """Corrections to Triton's interpreter, so that kernels run right on a CPU with TRITON_INTERPRET=1.
 
 As it stands in triton 3.6.0 to 3.9.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16,
-rounds a few per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, has no inline assembly, and in 3.9.0 takes
-no mask that a scalar condition is part of. `correct()` replaces those parts in place; each assembly step gets a plain
-twin, found by its text.
+rounds a few per cent of fp8 conversions wrongly, lacks e4m3fnuz in places and has no inline assembly; that of 3.6.0
+fails on numpy 2.4, that of 3.9.0 on masks that a scalar condition is part of. `correct()` replaces those parts in
+place; each assembly step gets a plain twin, found by its text.
 """
 
 from collections.abc import Callable
@@ -113,6 +113,16 @@ def _with_fnuz(patch_lang_core: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
+def _with_index(patch_lang_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """numpy 2.4 makes no number of an array of one element, which scalars are in 3.6.0."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
+
+
 class _NoScope:
     """What a repeated patch returns: nothing to restore."""
 
@@ -164,5 +174,6 @@ def correct() -> None:
     builder.create_masked_load = _bool_mask_second(builder.create_masked_load)
     builder.create_masked_store = _bool_mask_third(builder.create_masked_store)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
+    interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
     interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)

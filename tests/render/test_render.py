@@ -16,6 +16,7 @@ import pytest
 import yaml
 from builds import plan_of, spec_of
 
+from mla_codegen.catalog.releases import REFERENCE, release_of
 from mla_codegen.plan.resolve import Plan, make_plan
 from mla_codegen.publish.write import fresh_build
 from mla_codegen.render import formatting
@@ -31,7 +32,7 @@ SPECS = sorted((GOLDEN / "specs").glob("*.yaml"))
 
 
 def golden_plan(path: Path) -> Plan:
-    return make_plan(load_spec(path).spec, f"specs/{path.name}")
+    return make_plan(load_spec(path).spec, f"specs/{path.name}", release_of(REFERENCE))
 
 
 def goldens(path: Path) -> dict[Path, str]:
