@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mla_codegen.catalog.releases import installed_triton, release_of
 from mla_codegen.check.workers import Workers, cores, first_line
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan
@@ -158,7 +159,8 @@ def pool(device: str, processes: int | None) -> Workers:
 def _device_of(plan: Plan, device: str) -> str:
     if device != "auto":
         return device
-    return "cuda" if gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
+    runs_here = plan.triton is None or plan.release == release_of(installed_triton())
+    return "cuda" if runs_here and gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
 
 
 def gpu_at_hand() -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from mla_codegen.catalog.releases import RELEASES, Release, release_of
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.cli import report
 from mla_codegen.plan.resolve import Plan, PlanError, make_plan
@@ -122,6 +122,15 @@ def _as_json(error: str | SpecError) -> list[dict[str, Any]]:
     what, _, allowed = what.partition("\n  allowed: ")
     fix = " ".join(fix.split())
     return [{"file": None, "line": None, "column": None, "what": what, "allowed": allowed, "fix": fix}]
+
+
+def need_installed(plans: list[Plan]) -> None:
+    """End the command if plans are rendered for another release of Triton than the one that would run them here."""
+    have = installed_triton()
+    for plan in plans:
+        if plan.triton and plan.release != release_of(have):
+            what = f"{plan.spec_file} is for triton {plan.triton}, and {have} is installed"
+            fail(f"{what}\n  fix: install that one, or remove `triton` from the spec", 2)
 
 
 def load_plans(specs: list[Path], out: Path, triton: str | None = None) -> list[Plan]:
