@@ -11,7 +11,7 @@ import jinja2
 
 from mla_codegen.catalog.releases import RELEASES
 from mla_codegen.plan.resolve import KernelPlan, Plan
-from mla_codegen.render.formatting import format_text
+from mla_codegen.render.formatting import format_text, wrap_arguments
 from mla_codegen.render.releases import named_for
 
 PACKAGE = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def _render(name: str, **context: object) -> str:
 
 def _text(name: str, **context: object) -> str:
     try:
-        return _without_nothing(environment().get_template(name).render(**context))
+        return wrap_arguments(_without_nothing(environment().get_template(name).render(**context)))
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"templates/{error.name}:{error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, TypeError) as error:
