@@ -151,7 +151,8 @@ def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [total_q, heads, latent], LSE [total_q, heads]) in float64, on the case's device.
 
     Query row t of a request's q_len rows sees its first kv_len - q_len + t + 1 KV rows (the causal mask of decode). No
-    visible row: out 0, LSE -inf.
+    visible row: out 0, LSE -inf. A query row and head one of whose scores is not finite, for what q or a visible KV row
+    holds: all NaN.
     """
     q = case.q.double()
     scale = 1.0 if case.kv_scale is None else float(case.kv_scale)
@@ -167,11 +168,14 @@ def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
         scores = torch.einsum("qhd,kd->qhk", q[q_begin:q_end], keys) * case.sm_scale
         visible = kv_end - kv_begin - (q_end - 1 - torch.arange(q_begin, q_end, device=q.device))
         hidden = torch.arange(kv_end - kv_begin, device=q.device)[None, :] >= visible[:, None]
+        scores.masked_fill_(hidden[:, None, :], 0.0)
+        bad = ~scores.isfinite().all(-1, keepdim=True)
         scores.masked_fill_(hidden[:, None, :], float("-inf"))
         part = torch.logsumexp(scores, -1)
-        weights = torch.exp(scores - part[..., None]).nan_to_num(0.0)
-        out[q_begin:q_end] = torch.einsum("qhk,kd->qhd", weights, keys[:, :latent])
-        lse[q_begin:q_end] = part
+        weights = torch.exp(scores - part[..., None]).nan_to_num(0.0)  # no visible row: -inf less -inf
+        values = keys[:, :latent].nan_to_num(0.0, 0.0, 0.0)  # those of a hidden row do not count
+        out[q_begin:q_end] = torch.einsum("qhk,kd->qhd", weights, values).masked_fill_(bad, float("nan"))
+        lse[q_begin:q_end] = part.masked_fill_(bad[..., 0], float("nan"))
     return out, lse
 
 
