@@ -16,16 +16,23 @@ TORCH = {
     "fp8_e4m3fnuz": "torch.float8_e4m3fnuz",
 }
 LN2 = 0.6931471805599453
+# What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
+# f16, and every number below has few enough digits to stay exact.
+KEY_FACTOR = 36864.0
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The columns of a KV row that one accumulator holds, and how they come out of a tile's words."""
+    """The columns of a KV row that one accumulator holds, and how they come out of a tile's words.
+
+    value, key, rope_key   expressions; those of keys make NaN of bytes that are NaN, by which the row's weight is NaN
+    """
 
     suffix: str
-    decode: str
-    decode_rope: str
+    value: str
+    key: str
+    rope_key: str
     q_columns: str
     q_rope_columns: str
 
@@ -41,7 +48,11 @@ class Details:
     rope_bytes     pointer type of rope columns where they are read by the byte
     kv_factor      what 1.0 of the decoded KV stands for
     q_top          power of two that each head's largest |q| is scaled to; 0: q is used as it is
-    weight_shift   added to the exponent of the weights, so that small ones survive fp8; weight_scale: that as a factor
+    weight_shift   added to the exponent of the weights, so that small ones survive fp8 or f16; weight_scale: as a factor
+    sums_rounded   the softmax sum is of the rounded weights; else rounding is too fine to matter
+    key_factor     factor of f16 keys, by which those that are NaN become infinite; 0: keys are used as they are
+    zero_sign_is_nan   of fp8 bytes that are decoded by shifts 0x80 is NaN
+    reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     """
 
@@ -60,7 +71,19 @@ class Details:
     q_top: int
     weight_shift: float
     weight_scale: int
+    sums_rounded: bool
+    key_factor: float
+    zero_sign_is_nan: bool
+    reads_infinity: bool
     repair_zero: bool
+
+    @property
+    def weights_in(self) -> str:
+        return "fp8" if self.compute.startswith("fp8") else "f16"
+
+    @property
+    def masked_score(self) -> str:
+        return "LOWEST" if self.reads_infinity else 'float("-inf")'
 
     @property
     def q_parts(self) -> list[str]:
@@ -164,13 +187,16 @@ def details(request: Request) -> Details:
     """The rest of what the templates place."""
     fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
     decode = _decode(request.target, request.kv, fp8_mma, packed)
-    bits = 7 if decode["compute"] == "fp8_e4m3fnuz" else 8  # e4m3fnuz ends at 240, e4m3fn at 448; weights end at 1
+    # The largest weight is 2^bits: e4m3fnuz ends at 240, e4m3fn at 448, f16 at 65504; bf16 has the exponents of fp32.
+    bits = {"fp8_e4m3fnuz": 7, "fp8_e4m3fn": 8, "fp16": 15, "bf16": 0}[decode["compute"]]
     unscaled = decode["compute"] in ("bf16", request.q)
     return Details(
         is_fp8=request.is_fp8,
         q_top=0 if unscaled else 64 if fp8_mma else 1,
-        weight_shift=0 if not fp8_mma else bits if "exp2" in request.options else bits * LN2,
-        weight_scale=1 << bits if fp8_mma else 1,
+        weight_shift=bits if "exp2" in request.options else bits * LN2,
+        weight_scale=1 << bits,
+        sums_rounded=fp8_mma,
+        reads_infinity=bool(not request.is_fp8 or decode["key_factor"]),
         **decode,
     )
 
@@ -183,11 +209,11 @@ def stages(kernel: Any) -> list[Stage]:
 
 def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, Any]:
     """How a tile's bytes become MMA operands: word size, lanes, element types, and what 1.0 of them stands for."""
-    plain = Lane("", "latent", "rope", "latent[None, :]", "rope[None, :]")
+    plain = Lane("", "latent", "latent", "rope", "latent[None, :]", "rope[None, :]")
     result: dict[str, Any] = {
         "compute": kv, "tl_compute": TL[kv], "fp8": kv, "tl_fp8": TL[kv], "torch_word": TORCH[kv], "word": "",
         "lanes": (plain,), "rope_lanes": (plain,), "rope_bytes": "", "decode_step": "",
-        "kv_factor": 1.0, "repair_zero": False,
+        "kv_factor": 1.0, "key_factor": 0.0, "zero_sign_is_nan": False, "repair_zero": False,
     }  # fmt: skip
     if not kv.startswith("fp8"):
         return result
@@ -202,29 +228,36 @@ def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, A
         result.update(compute=taken_as, tl_compute=TL[taken_as], repair_zero=repair)
     elif fp8_mma:
         repair = kv != taken_as
-        words = "repair(latent)" if repair else "latent"
-        rope = Lane("", "", "repair_bytes(rope)" if repair else "rope", "", "rope[None, :]")
+        words, key_words = ("repair(latent)", "repair_keys(latent)") if repair else ("latent", "latent")
+        rope = Lane("", "", "", "repair_key_bytes(rope)" if repair else "rope", "", "rope[None, :]")
         result.update(
             compute=taken_as, tl_compute=TL[taken_as], torch_word="torch.int32", word="int32",
-            lanes=tuple(Lane(f"_{j}", f"column({words}, {j})", "", f"4 * words[None, :]{f' + {j}' if j else ''}", "")
-                        for j in range(4)),
+            lanes=tuple(
+                Lane(f"_{j}", f"column({words}, {j})", f"column({key_words}, {j})", "",
+                     f"4 * words[None, :]{f' + {j}' if j else ''}", "")
+                for j in range(4)
+            ),
             rope_lanes=(rope,), rope_bytes="tl.uint8" if repair else TL[taken_as],
             decode_step="steps/quads.py.jinja", repair_zero=repair,
         )  # fmt: skip
     elif packed:
+        bits = not (target.pair_decode and kv == "fp8_e4m3fn")  # the hardware's conversion is of e4m3fn alone
+        key = "{}" if not bits else "{} * KEY_FACTOR" if kv == "fp8_e4m3fn" else "number({})"
         lanes = tuple(
-            Lane(f"_{name}", f"{name}(latent)", f"{name}(rope)", f"2 * words[None, :]{offset}",
-                 f"2 * rope_words[None, :]{offset}")
+            Lane(f"_{name}", f"{name}(latent)", key.format(f"{name}(latent)"), key.format(f"{name}(rope)"),
+                 f"2 * words[None, :]{offset}", f"2 * rope_words[None, :]{offset}")
             for name, offset in (("even", ""), ("odd", " + 1"))
         )  # fmt: skip
-        bits = not (target.pair_decode and kv == "fp8_e4m3fn")  # the hardware's conversion is of e4m3fn alone
         result.update(
             compute="fp16", tl_compute="tl.float16", torch_word="torch.int16", word="int16",
             lanes=lanes, rope_lanes=lanes, decode_step=f"steps/pairs_{'bits' if bits else 'asm'}.py.jinja",
         )  # fmt: skip
         if bits:  # e4m3's exponent bias is 7 (fnuz: 8), f16's 15
             result["kv_factor"] = 256.0 if kv == "fp8_e4m3fn" else 128.0
+            result["key_factor"] = KEY_FACTOR if kv == "fp8_e4m3fn" else 0.0
+            result["zero_sign_is_nan"] = kv == "fp8_e4m3fnuz"
     else:
-        widened = Lane("", "latent.to(tl.float16)", "rope.to(tl.float16)", "latent[None, :]", "rope[None, :]")
+        latent, rope_key = "latent.to(tl.float16)", "rope.to(tl.float16)"
+        widened = Lane("", latent, latent, rope_key, "latent[None, :]", "rope[None, :]")
         result.update(compute="fp16", tl_compute="tl.float16", lanes=(widened,), rope_lanes=(widened,))
     return result
