@@ -7,7 +7,11 @@ replaces those parts in place; each assembly step gets a plain twin, found by it
 found by its symbol.
 """
 
+<<<<<<< ours
 import threading
+=======
+import warnings
+>>>>>>> theirs
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +214,8 @@ def correct() -> None:
     if getattr(interpreter, "_corrected_for_mla", False):
         return
     interpreter._corrected_for_mla = True
+    # A maximum of nothing but NaN is NaN, as the hardware's is.
+    warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning, r"triton\.runtime\.interpreter")
     interpreter._convert_float = _convert_float
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
