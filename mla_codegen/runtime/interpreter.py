@@ -7,11 +7,8 @@ replaces those parts in place; each assembly step gets a plain twin, found by it
 found by its symbol.
 """
 
-<<<<<<< ours
 import threading
-=======
 import warnings
->>>>>>> theirs
 from collections.abc import Callable
 from typing import Any
 
