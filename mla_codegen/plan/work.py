@@ -123,7 +123,8 @@ class Merge:
 
     @property
     def in_tiles(self) -> bool:
-        return self.tile < self.all_splits
+        """A program loads some splits at a time."""
+        return self.at_launch or self.tile < self.all_splits
 
     @property
     def rounded_up(self) -> bool:
