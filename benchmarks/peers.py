@@ -31,7 +31,7 @@ from peer_kernels import PEERS, Missing, Peer, compile_once, load, prepare
 from peer_timing import Job, Run, least, measure
 
 from mla_codegen.check.workers import MAX_COMPILERS, Workers
-from mla_codegen.cli.bench import without_nan
+from mla_codegen.cli.common import without_nan
 from mla_codegen.measure.bench import COMPILE_SECONDS, compile_ahead
 from mla_codegen.measure.implementations import build, ours
 from mla_codegen.measure.timing import Gpu

@@ -4,14 +4,11 @@ The leaderboard lets 5 % of the elements be off by more than 0.1, which an outpu
 """
 
 import importlib.util
-import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,9 +16,19 @@ from typing import Any
 import torch
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT
+from mla_codegen.catalog.targets import TARGETS, Target, find_target
 from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
-from mla_codegen.check.verify import Result, _interpret
+from mla_codegen.check.verify import NAN, TIMEOUT, Result, gpu_at_hand, pool, settle
+from mla_codegen.check.workers import first_line
+from mla_codegen.spec.errors import UnknownName
 
+POPCORN_GPU = re.compile(r"^#!POPCORN gpus? (\S+)", re.M)
+# What Triton, torch and the emulator say of a file that no CPU runs.
+NEEDS_GPU = re.compile(
+    r"active drivers|not compiled with CUDA|no NVIDIA driver|No (CUDA|HIP) GPUs|(CUDA|ROCM)_HOME|driver is not"
+    r"|emulator has no such module|is not modelled|no plain twin of this assembly",
+    re.I,
+)
 ALLOWED = re.compile(r"^# Relative L2 error that `mla-codegen verify` allows: (.*)$", re.M)
 TORCH = {"fp8": torch.float8_e4m3fn, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 SHAPES = ((4, 1024), (3, 500))  # of a submission that has no table of shapes
@@ -77,10 +84,33 @@ def passes_leaderboard(out: torch.Tensor, want: torch.Tensor) -> bool:
     return bool(off.double().mean() <= 0.05)
 
 
-def load_submission(path: Path) -> ModuleType:
-    """Import a submission, with a stand-in for the server's `task` module."""
+class NeedsGpu(Exception):
+    """A submission that no CPU runs; `str()` says which GPU it needs, and why."""
+
+
+def target_of_submission(path: Path) -> Target | None:
+    """What a file of ours was made for, as its docstring says it; None for a file of others."""
+    head = path.read_text(encoding="utf-8", errors="replace")[:4000]
+    return next((t for t in TARGETS.values() if f"{t.name} ({t.title})" in head), None)
+
+
+def is_gluon(path: Path) -> bool:
+    """Whether the emulator has to run it on a CPU: Triton's interpreter does not know Gluon."""
+    return "triton.experimental" in path.read_text(encoding="utf-8", errors="replace")
+
+
+def load_submission(path: Path, *, emulated: bool = False) -> ModuleType:
+    """Import a submission, with a stand-in for the server's `task` module.
+
+    emulated   its kernels, Gluon and Triton, run in the emulator
+    """
     task = ModuleType("task")
     task.input_t, task.output_t = tuple, torch.Tensor  # type: ignore[attr-defined]
+    if emulated:
+        from mla_codegen.check import emulate
+
+        # torch itself, since merging kernels may load partials that nobody wrote, and drop them
+        return emulate.load(path, f"submission_{path.stem}", package={"task": task, "torch": torch})
     had = sys.modules.get("task")
     sys.modules["task"] = task
     try:
@@ -98,29 +128,69 @@ def load_submission(path: Path) -> ModuleType:
 
 
 def verify_submission(
-    path: Path, *, device: str = "auto", seed: int = 0, progress: Callable[[Result, int], None] | None = None
+    path: Path,
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    shapes: Sequence[tuple[int, int]] = (),
+    kv: str | None = None,
+    quick: bool = False,
+    processes: int | None = None,
+    timeout: float = TIMEOUT,
+    progress: Callable[[Result, int], None] | None = None,
 ) -> list[Result]:
     """Call `custom_kernel` of a submission with each of its shapes and forms of KV; each output against float64.
 
-    device   cuda, cpu (Triton's interpreter, in processes of their own), or auto: the GPU if there is one
+    device      cuda, cpu (Triton's interpreter, or the emulator for Gluon), or auto: the GPU if it will do
+    shapes, kv  these (batch, kv_len) in place of its own, and this KV dtype alone
+    quick       each kernel once
+    processes   calls at a time; by default the cores, and 1 on a GPU
+    timeout     seconds of one call
+
+    A call that crashes or hangs is a failed row. Raises NeedsGpu, and UnknownName for a KV dtype that it lacks.
     """
-    on_gpu = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" and device != "cpu"
+    where = _device_for(path) if device == "auto" else device
+    on = "GPU" if where == "cuda" else "CPU emulator" if is_gluon(path) else "CPU interpreter"
+
+    def lost(title: str, bound: float, failure: str) -> Result:
+        return Result(path.name, title, on, NAN, bound, NAN, NAN, NAN, failure)
+
+    def refuse(failure: str) -> None:
+        if where == "cpu" and NEEDS_GPU.search(failure):
+            raise NeedsGpu(f"{path} needs {_gpu_of(path)}: {failure}")
+
     results: dict[int, Result] = {}
-    if device == "cuda" or (device == "auto" and on_gpu):
-        jobs = _jobs(path)
-        for number, job in enumerate(jobs):
-            results[number] = _verify(path, job, "cuda", seed)
+    with pool(where, processes) as workers:
+        ((_, read),) = workers.run(_jobs, [(path, where)], timeout)
+        if read.failure:
+            refuse(read.failure)
+            results[0] = lost("import", BOUND_16_BIT, read.failure)
             if progress:
-                progress(results[number], len(jobs))
-        return [results[number] for number in sorted(results)]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_interpret) as pool:
-        jobs = pool.submit(_jobs, path).result()
-        running = {pool.submit(_verify, path, job, "cpu", seed): number for number, job in enumerate(jobs)}
-        for future in as_completed(running):
-            results[running[future]] = future.result()
+                progress(results[0], 1)
+            return [results[0]]
+        jobs = _chosen(read.value, shapes, kv, quick)
+        for index, outcome in workers.run(_verify, [(path, job, where, seed) for job in jobs], timeout):
+            results[index] = outcome.value or lost(jobs[index].title, jobs[index].bounds[0], outcome.failure)
+            refuse(results[index].failure)
             if progress:
-                progress(future.result(), len(jobs))
-    return [results[number] for number in sorted(results)]
+                progress(results[index], len(jobs))
+    return [results[index] for index in sorted(results)]
+
+
+def _device_for(path: Path) -> str:
+    """The GPU, unless there is none, or the file is one of ours for another."""
+    target, at_hand = target_of_submission(path), gpu_at_hand()
+    fits = at_hand is not None and (target is None or target.name in ("portable", at_hand))
+    return "cuda" if fits else "cpu"
+
+
+def _gpu_of(path: Path) -> str:
+    """In words."""
+    named = POPCORN_GPU.search(path.read_text(encoding="utf-8", errors="replace"))
+    target = target_of_submission(path) or (find_target(named[1]) if named else None)
+    if target is None or target.name == "portable":
+        return f"a GPU ({named[1]})" if named else "a GPU"
+    return f"{target.name} ({target.title})"
 
 
 @dataclass(frozen=True)
@@ -141,35 +211,58 @@ class Job:
         return f"{self.batch} x {self.kv_len}, {'all forms' if self.together else self.kinds[0]}"
 
 
-def _jobs(path: Path) -> list[Job]:
+@dataclass(frozen=True)
+class Read:
+    """What a submission says of itself. `shapes`: (batch, kv_len) that have kernels of their own, by KV dtype."""
+
+    ours: bool
+    bounds: dict[str, float]
+    shapes: dict[str, list[tuple[int, int]]]
+
+
+def _jobs(asked: tuple[Path, str]) -> Read:
+    """Read (path, device)."""
+    path, device = asked
+    module = load_submission(path, emulated=device == "cpu" and is_gluon(path))
+    said = ALLOWED.search(path.read_text(encoding="utf-8"))
+    bounds = dict(part.split() for part in said.group(1).split(", ")) if said else {}
+    kinds = tuple(getattr(module, "DTYPES", ("bf16", "fp8")))
+    shapes = {kv: list(SHAPES) for kv in kinds}
+    if hasattr(module, "DTYPES"):
+        for kv in kinds:
+            shapes[kv] = [(rows, kv_len) for rows, lengths in module.SHAPES.get(kv, {}).items() for kv_len in lengths]
+    return Read(hasattr(module, "DTYPES"), {kv: float(bounds.get(kv, BOUND_16_BIT)) for kv in kinds}, shapes)
+
+
+def _chosen(read: Read, shapes: Sequence[tuple[int, int]], kv: str | None, quick: bool) -> list[Job]:
     """Each shape of a file of ours with each KV dtype alone, and two with all forms; any other file with all forms.
 
     Two shapes more than the file names: for the general kernels.
     """
-    module = load_submission(path)
-    said = ALLOWED.search(path.read_text(encoding="utf-8"))
-    bounds = dict(part.split() for part in said.group(1).split(", ")) if said else {}
-    kinds = tuple(getattr(module, "DTYPES", ("bf16", "fp8")))
-    allowed = tuple(float(bounds.get(kv, BOUND_16_BIT)) for kv in kinds)
-    if not hasattr(module, "DTYPES"):
-        return [Job(kinds, allowed, batch, kv_len, True) for batch, kv_len in (*SHAPES, *GENERAL)]
+    kinds = tuple(read.bounds)
+    if kv not in (None, *kinds):
+        raise UnknownName("KV dtype", str(kv), kinds)
+    general = GENERAL[:1] if quick else GENERAL
     jobs = []
-    for kv, bound in zip(kinds, allowed, strict=True):
-        shapes = [
-            (rows, int((max(low, 1) * min(high, 1 << 24)) ** 0.5))
-            for rows, ranges in module.SHAPES.get(kv, {}).items()
-            for low, high, _ in ranges
-        ]
-        jobs += [Job((kv,), (bound,), batch, kv_len, False) for batch, kv_len in (*shapes, *GENERAL)]
-    return jobs + [Job(kinds, allowed, batch, kv_len, True) for batch, kv_len in (*shapes[:1], GENERAL[0])]
+    if read.ours or kv:
+        for kind in kinds if kv is None else (kv,):
+            calls = shapes or (*read.shapes[kind], *general)
+            jobs += [Job((kind,), (read.bounds[kind],), batch, kv_len, False) for batch, kv_len in calls]
+    if not read.ours and kv is None:
+        together = list(shapes) or [*SHAPES, *general]
+    else:
+        together = [] if quick or kv or shapes else [*read.shapes[kinds[-1]][:1], GENERAL[0]]
+    return jobs + [Job(kinds, tuple(read.bounds.values()), batch, kv_len, True) for batch, kv_len in together]
 
 
-def _verify(path: Path, job: Job, device: str, seed: int) -> Result:
-    """One call. What may use any of several forms is held to the one that it is closest to."""
+def _verify(asked: tuple[Path, Job, str, int]) -> Result:
+    """One call: (path, job, device, seed). What may use any of several forms is held to the one it is closest to."""
+    path, job, device, seed = asked
     begin = time.perf_counter()
-    error, failure, bound = 0.0, "", job.bounds[0]
+    error, failure, bound = NAN, "", job.bounds[0]
+    emulated = device == "cpu" and is_gluon(path)
     try:
-        module = load_submission(path)
+        module = load_submission(path, emulated=emulated)
         if device == "cpu":
             from mla_codegen.runtime import interpreter
 
@@ -196,9 +289,12 @@ def _verify(path: Path, job: Job, device: str, seed: int) -> Result:
             if failure and passes_leaderboard(out, want):
                 failure += " (the leaderboard's own check would pass it)"
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
-        failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
-    on = "GPU" if device == "cuda" else "CPU interpreter"
-    return Result(path.name, job.title, on, error, bound, 0.0, 0.0, time.perf_counter() - begin, failure)
+        if device == "cuda":
+            settle()
+        failure = first_line(reason)
+    on = "GPU" if device == "cuda" else "CPU emulator" if emulated else "CPU interpreter"
+    seconds = time.perf_counter() - begin
+    return Result(path.name, job.title, on, error, bound, NAN, NAN, seconds, failure)  # it gives no LSE
 
 
 def _sizes() -> tuple[tuple[str, int], ...]:

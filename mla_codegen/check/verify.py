@@ -8,24 +8,29 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8
+from mla_codegen.catalog.releases import installed_triton, release_of
+from mla_codegen.check.workers import Workers, cores, first_line
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish.write import build
 
 GLUON_USES = ("descriptors", "scratch")  # modules of generated/runtime that Gluon kernels import
+TIMEOUT = 900.0  # seconds of one kernel; the slowest takes half a minute on a free core
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One kernel's verdict. `error`: relative L2 of the output; `lse_error`: the largest difference of LSE."""
+    """One kernel's verdict. `error`: relative L2 of the output; `lse_error`: the largest difference of LSE.
+
+    NaN: none came out of it.
+    """
 
     spec: str
     kernel: str
@@ -42,7 +47,8 @@ class Result:
         return not self.failure
 
     def json(self) -> dict[str, Any]:
-        return {**asdict(self), "passed": self.passed}
+        numbers = {name: None if value != value else value for name, value in asdict(self).items()}
+        return {**numbers, "passed": self.passed}
 
 
 def edge_lengths(tile: int, splits: int) -> list[int]:
@@ -67,7 +73,7 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     tile = kernel.block_n
     splits = kernel.splits or 3
     at_run_time = None if kernel.splits or kernel.balanced else splits
-    if splits > 4 or (at_run_time and FAMILIES[kernel.family].GLUON):
+    if splits > 4 or (at_run_time and FAMILIES[kernel.family].gluon):
         lens = [tile * splits + 1, 0, tile + 1]
         yield "ragged", make_case(lens, q_lens=[1, 1, 2 if splits <= 64 else 1], seed=seed, **common), at_run_time
         if at_run_time:
@@ -80,91 +86,138 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     yield "several query rows, no kv_scale, int64 indptr", several, at_run_time
 
 
-def verify_plans(
-    plans: list[Plan], *, device: str = "auto", seed: int = 0, progress: Callable[[Result, int], None] | None = None
-) -> list[Result]:
-    """Check every kernel of `plans`, in parallel on the CPU, in the order of the plans.
+@dataclass(frozen=True)
+class Job:
+    """One kernel, of the package `verified_SPEC` in `folder`. device: cuda or cpu; quick: its first case alone."""
 
-    device   auto: `cuda` for plans that the GPU at hand can run, `cpu` for the others; or one of them
+    folder: str
+    spec: str
+    kernel: KernelPlan
+    device: str
+    seed: int
+    quick: bool
+
+    @property
+    def on(self) -> str:
+        return "GPU" if self.device == "cuda" else "CPU emulator" if self.emulated else "CPU interpreter"
+
+    @property
+    def emulated(self) -> bool:
+        return self.device == "cpu" and FAMILIES[self.kernel.family].gluon
+
+    def result(self, error: float, lse_error: float, seconds: float, failure: str) -> Result:
+        bounds = self.kernel.error_bound, lse_error, self.kernel.lse_bound
+        return Result(self.spec, self.kernel.name, self.on, error, *bounds, seconds, failure)
+
+
+def verify_plans(
+    plans: list[Plan],
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    shapes: Sequence[tuple[int, int]] = (),
+    kv: str | None = None,
+    quick: bool = False,
+    processes: int | None = None,
+    timeout: float = TIMEOUT,
+    progress: Callable[[Result, int], None] | None = None,
+) -> list[Result]:
+    """Check every kernel of `plans`, in the order of the plans. One that crashes or hangs is a failed row.
+
+    device      auto: `cuda` for plans that the GPU at hand can run, `cpu` for the others; or one of them
+    shapes, kv  only the kernels that calls of these (batch, kv_len) and this KV dtype get
+    quick       one case a kernel
+    processes   kernels at a time; by default the cores, and 1 on a GPU
+    timeout     seconds of one kernel
     """
     with tempfile.TemporaryDirectory(prefix="mla-codegen-verify-") as folder:
-        out = Path(folder) / "verified"
-        build(plans, out)
-        jobs = [(plan, kernel) for plan in plans for kernel in plan.kernels]
-        on = {plan.name: _device_of(plan, device) for plan in plans}
-        results: dict[tuple[str, str], Result] = {}
-
-        def note(result: Result) -> None:
-            results[result.spec, result.kernel] = result
-            if progress:
-                progress(result, len(jobs))
-
-        for plan, kernel in jobs:
-            if on[plan.name] == "cuda":
-                note(_verify_kernel(folder, plan.name, kernel, "cuda", seed))
-        on_cpu = [(plan, kernel) for plan, kernel in jobs if on[plan.name] == "cpu"]
-        if on_cpu:
-            # Triton decides at import whether it interprets, so the kernels run in processes of their own.
-            with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"), initializer=_interpret) as pool:
-                on_cpu.sort(key=lambda job: -(job[1].splits or 5))  # the longest first
-                running = [pool.submit(_verify_kernel, folder, p.name, k, "cpu", seed) for p, k in on_cpu]
-                for future in as_completed(running):
-                    note(future.result())
-        return [results[plan.name, kernel.name] for plan, kernel in jobs]
+        jobs = []
+        for plan in plans:  # a package each: those of two specs may serve the same calls
+            build([plan], Path(folder) / f"verified_{plan.name}")
+            on = _device_of(plan, device)
+            jobs += [Job(folder, plan.name, kernel, on, seed, quick) for kernel in plan.serving(shapes, kv)]
+        results: dict[int, Result] = {}
+        for where in ("cuda", "cpu"):
+            mine = [index for index, job in enumerate(jobs) if job.device == where]
+            mine.sort(key=lambda index: -(jobs[index].kernel.splits or 5))  # the longest first
+            with pool(where, processes) as workers:
+                for number, outcome in workers.run(verify_kernel, [jobs[index] for index in mine], timeout):
+                    index = mine[number]
+                    results[index] = outcome.value or jobs[index].result(NAN, NAN, NAN, outcome.failure)
+                    if progress:
+                        progress(results[index], len(jobs))
+        return [results[index] for index in range(len(jobs))]
 
 
-def _interpret() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
+def pool(device: str, processes: int | None) -> Workers:
+    """Processes that run kernels on `device`: Triton decides at import whether it interprets."""
+    if device == "cuda":
+        return Workers(processes or 1, {"TRITON_INTERPRET": "0"})
+    return Workers(processes or cores(), {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
 
 
 def _device_of(plan: Plan, device: str) -> str:
     if device != "auto":
         return device
+    runs_here = plan.triton is None or plan.release == release_of(installed_triton())
+    return "cuda" if runs_here and gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
+
+
+def gpu_at_hand() -> str | None:
+    """The architecture of the GPU that kernels would run on; None if there is none, or kernels are interpreted."""
     import torch
 
     if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
-        return "cpu"
+        return None
     from mla_codegen.runtime.builds import target_of
 
-    return "cuda" if plan.target.name in ("portable", target_of(torch.device("cuda", 0))) else "cpu"
+    return target_of(torch.device("cuda", 0))
 
 
-def _verify_kernel(folder: str, spec: str, kernel: KernelPlan, device: str, seed: int) -> Result:
-    import time
-
+def verify_kernel(job: Job) -> Result:
+    """Run one kernel's cases. Raises if it spoilt the device for others."""
     start = time.perf_counter()
-    fp8_products = kernel.compute.startswith("fp8")
-    bound, lse_bound = (BOUND_FP8, LSE_BOUND_FP8) if fp8_products else (BOUND_16_BIT, LSE_BOUND_16_BIT)
-    lse_bound = getattr(kernel.details, "lse_bound", lse_bound)  # the family may know better
-    error = lse_error = 0.0
-    failure = ""
+    kernel = job.kernel
+    bound, lse_bound = kernel.error_bound, kernel.lse_bound
+    errors, lse_errors, failures = [], [], []
     try:
-        emulated = device == "cpu" and FAMILIES[kernel.family].GLUON
-        module = (_emulate if emulated else _load)(folder, spec, kernel)
-        for what, case, splits, ways in _by_layout(kernel, cases_of(kernel, seed), device, seed):
-            case_error, case_lse, wrong = _run_case(module, kernel, case, ways, splits, device)
-            error, lse_error = max(error, case_error), max(lse_error, case_lse)
-            if not failure:
-                if wrong:
-                    failure = f"{what}: {wrong}"
-                elif not case_error <= bound:
-                    failure = f"{what}: error {case_error:.1e} over {bound:.0e}"
-                elif not case_lse <= lse_bound:
-                    failure = f"{what}: LSE off by {case_lse:.1e}, allowed {lse_bound:.0e}"
+        module = (_emulate if job.emulated else _load)(job.folder, job.spec, kernel)
+        cases = list(cases_of(kernel, job.seed))
+        for what, case, splits, ways in _by_layout(kernel, cases[: 1 if job.quick else None], job.device, job.seed):
+            error, lse_error, wrong = _run_case(module, kernel, case, ways, splits, job.device)
+            errors.append(error)
+            lse_errors.append(lse_error)
+            if wrong:
+                failures.append(f"{what}: {wrong}")
+            elif not error <= bound:
+                failures.append(f"{what}: error {error:.1e} over {bound:.0e}")
+            elif not lse_error <= lse_bound:
+                failures.append(f"{what}: LSE off by {lse_error:.1e}, allowed {lse_bound:.0e}")
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
-        failure = f"{type(reason).__name__}: {reason}".splitlines()[0]
-    on = "GPU" if device == "cuda" else "CPU emulator" if FAMILIES[kernel.family].GLUON else "CPU interpreter"
-    return Result(spec, kernel.name, on, error, bound, lse_error, lse_bound, time.perf_counter() - start, failure)
+        if job.device == "cuda":
+            settle()
+        failures.append(first_line(reason))
+    failure = failures[0] if failures else ""
+    return job.result(worst(errors), worst(lse_errors), time.perf_counter() - start, failure)
+
+
+def settle() -> None:
+    """Raises if what failed has spoilt the GPU for its whole process, which is then replaced."""
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def worst(values: list[float]) -> float:
+    """The largest; NaN if any is, or if there is none."""
+    return max(values, key=lambda value: (value != value, value), default=NAN)
 
 
 def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    package = importlib.import_module(f"verified.{spec}")
-    calls = importlib.import_module("verified.runtime.calls")
+    package = importlib.import_module(f"verified_{spec}.{spec}")
+    calls = importlib.import_module(f"verified_{spec}.runtime.calls")
     calls.Dispatcher([package], "mla-codegen build")  # corrects the interpreter where it is in use
     return calls.Build(package).kernel(kernel.name)
 
@@ -172,7 +225,7 @@ def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
 def _emulate(folder: str, spec: str, kernel: KernelPlan) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    return emulated(f"{folder}/verified", f"verified.{spec}.{kernel.name}")
+    return emulated(f"{folder}/verified_{spec}", f"verified_{spec}.{spec}.{kernel.name}")
 
 
 def emulated(folder: str, name: str) -> Any:
@@ -194,7 +247,7 @@ def runtime_of(name: str) -> dict[str, Any]:
 
 
 def _by_layout(
-    kernel: KernelPlan, cases: Iterator[tuple[str, Any, int | None]], device: str, seed: int
+    kernel: KernelPlan, cases: Sequence[tuple[str, Any, int | None]], device: str, seed: int
 ) -> Iterator[tuple[str, Any, int | None, list[tuple[Any, ...]]]]:
     """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV of each request lies.
 
@@ -202,8 +255,7 @@ def _by_layout(
     """
     from mla_codegen.check.reference import forms, in_pages
 
-    found = list(cases)
-    for number, (what, case, splits) in enumerate(found):
+    for number, (what, case, splits) in enumerate(cases):
         if kernel.page_size is None:
             on = case.to(device)
             ways: list[tuple[Any, ...]] = [(on.kv, on.kv_indptr)]
@@ -211,7 +263,7 @@ def _by_layout(
             paged = in_pages(case, kernel.page_size, seed).to(device)
             table, *others = forms(kernel.page_size)
             every = device == "cuda"
-            names = [table] * (every or number == 0) + others * (every or number == len(found) - 1)
+            names = [table] * (every or number == 0) + others * (every or number == len(cases) - 1)
             ways = [(paged.kv, *paged.lists(name)) for name in names]
         yield what, case, splits, ways
 
@@ -238,9 +290,9 @@ def _run_case(
             module.run(*args) if splits is None else module.run(*args, splits)
         out, lse = out.cpu().double(), lse.cpu().double()
         if not bool(torch.isfinite(out).all()):
-            return float("nan"), float("nan"), "the output holds NaN or infinity"
+            return NAN, NAN, "the output holds NaN or infinity"
         if bool((out[blind] != 0).any()) or not bool((lse[blind] == float("-inf")).all()):
-            return float("nan"), float("nan"), "a query row that sees nothing is not 0 with LSE -inf"
+            return NAN, NAN, "a query row that sees nothing is not 0 with LSE -inf"
         seen = ~blind
         error = max(error, relative_l2(out, want))
         lse_error = max(lse_error, float((lse[seen] - want_lse[seen]).abs().max()) if bool(seen.any()) else 0.0)

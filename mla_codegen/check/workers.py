@@ -5,16 +5,26 @@ and a compiler can abort. So the process that decides never touches the device; 
 """
 
 import os
+import select
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
 MAX_COMPILERS = 16  # processes that compile at the same time: each holds a context on the device
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -27,24 +37,41 @@ class Outcome:
 
 
 class _Worker:
-    def __init__(self) -> None:
-        context = get_context("spawn")  # a forked process cannot use CUDA
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self.process.start()
+    """A new Python, not a fork: a forked process cannot use CUDA.
+
+    In a session of its own: Ctrl-C is the parent's to handle, and what the process starts, ptxas say, ends with it.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.connection, theirs = connection.Pipe()
+        start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _serve; _serve({theirs.fileno()})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", start],
+            env={**os.environ, **environment},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # compilers print; the terminal is the parent's
+            stderr=subprocess.DEVNULL,
+        )
         theirs.close()
 
     def end(self) -> None:
         self.connection.close()
-        self.process.kill()
-        self.process.join()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 class Workers:
-    """Up to `count` processes, started when they are needed and kept for later jobs. Close it, or use `with`."""
+    """Up to `count` processes, started when they are needed and kept for later jobs. Close it, or use `with`.
 
-    def __init__(self, count: int):
+    They end with this process, however it ends. `environment`: variables that they have besides this process's.
+    """
+
+    def __init__(self, count: int, environment: Mapping[str, str] | None = None):
         self.count = count
+        self.environment = environment or {}
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
@@ -66,7 +93,8 @@ class Workers:
                 while waiting and len(busy) < self.count:
                     index, job = waiting.popleft()
                     worker = self._idle.pop() if self._idle else self._start()
-                    worker.connection.send((function, job))
+                    with suppress(OSError):  # it has died meanwhile: told as of one that dies at work
+                        worker.connection.send((function, job))
                     busy[worker.connection] = (worker, index, time.monotonic() + timeout)
                 until = min(deadline for _, _, deadline in busy.values())
                 for ready in connection.wait(list(busy), max(0.0, until - time.monotonic())):
@@ -87,7 +115,7 @@ class Workers:
         self._idle.clear()
 
     def _start(self) -> _Worker:
-        worker = _Worker()
+        worker = _Worker(self.environment)
         self._all.add(worker)
         return worker
 
@@ -99,8 +127,9 @@ class Workers:
         try:
             failure, value = worker.connection.recv()
         except (EOFError, OSError):
-            worker.process.join(5)
-            code = worker.process.exitcode or 0
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(5)
+            code = worker.process.returncode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             self._end(worker)
             return Outcome(failure=f"the process died ({how})", lost=True)
@@ -111,11 +140,9 @@ class Workers:
         return Outcome(value)
 
 
-def _serve(jobs: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)  # compilers print; the terminal is the parent's
-    os.dup2(silence, 2)
+def _serve(descriptor: int) -> None:
+    jobs = Connection(descriptor)
+    threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
     while True:
         try:
             function, job = jobs.recv()
@@ -126,6 +153,14 @@ def _serve(jobs: Connection) -> None:
         except Exception as error:
             answer = (first_line(error), None)
         jobs.send(answer)
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """Wait until the other end of the connection is closed, by `close` or by death; then nobody wants an answer."""
+    watch = select.poll()
+    watch.register(descriptor, 0)  # only hang-ups
+    watch.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def first_line(error: BaseException) -> str:

@@ -2,16 +2,25 @@
 
 import importlib.util
 import json
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mla_codegen.cli import report as terminal
-from mla_codegen.cli.common import Json, Specs, fail, load_plans
+from mla_codegen.cli.common import (
+    Json,
+    Kv,
+    Specs,
+    check_gpu,
+    check_kv,
+    fail,
+    load_plans,
+    need_installed,
+    parse_shapes,
+    without_nan,
+)
 from mla_codegen.plan.resolve import Plan
-from mla_codegen.spec.errors import UnknownName
 
 if TYPE_CHECKING:
     from mla_codegen.measure.bench import Report, Row, Timing
@@ -20,7 +29,6 @@ if TYPE_CHECKING:
 Shapes = Annotated[
     list[str] | None, typer.Option("--shape", metavar="BATCHxKV_LEN", help="In place of the spec's; may be repeated")
 ]
-Kv = Annotated[str | None, typer.Option("--kv", help="Only this KV dtype")]
 
 
 def bench(
@@ -70,33 +78,6 @@ def bench(
     raise typer.Exit(1 if any(t.wrong and t.name in names for row in result.rows for t in row.timings) else 0)
 
 
-def without_nan(value: Any) -> Any:
-    """The same, null where a number is missing: JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and value != value else value
-
-
-def parse_shapes(spelled: list[str]) -> list[tuple[int, int]]:
-    """(batch, kv_len) of each `64x8192`; exit 2 for anything else."""
-    shapes = []
-    for text in spelled:
-        match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,7})", text)
-        if not match:
-            fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192", 2)
-        shapes.append((int(match[1]), int(match[2])))
-    return list(dict.fromkeys(shapes))
-
-
-def check_kv(kv: str | None, plans: list[Plan]) -> None:
-    """Exit 2 if no spec has the KV dtype."""
-    known = list(dict.fromkeys(name for plan in plans for name in plan.spec.dtypes.kv))
-    if kv is not None and kv not in known:
-        fail(str(UnknownName("KV dtype", kv, known)), 2)
-
-
 def check_plots(paths: list[Path]) -> None:
     """Exit 2 before anything is timed if a picture could not be written after it."""
     for path in paths:
@@ -110,20 +91,11 @@ def check_plots(paths: list[Path]) -> None:
 
 def the_gpu(plans: list[Plan]) -> "Gpu":
     """The GPU at hand; exit 2 if there is none, or if a spec is for another."""
-    import torch
-
+    check_gpu([(plan.spec_file, plan.target) for plan in plans], "times from Triton's interpreter would mean nothing")
     from mla_codegen.measure.timing import Gpu
 
-    if not torch.cuda.is_available():
-        fail("no GPU: torch sees none, and times from Triton's interpreter would mean nothing", 2)
-    gpu = Gpu()
-    for plan in plans:
-        if plan.target.name not in ("portable", gpu.target):
-            what = (
-                f"{plan.spec_file} is for {plan.target.name} ({plan.target.title}); this is {gpu.target} ({gpu.name})"
-            )
-            fail(f"{what}\n  fix: a spec with `target: {gpu.target}` or `target: portable`", 2)
-    return gpu
+    need_installed(plans)
+    return Gpu()
 
 
 def show(result: "Report") -> None:

@@ -1,7 +1,9 @@
 """The commands: parse, call, print. Exit codes: 0 done, 1 a check failed, 2 bad input."""
 
 import json
+import signal
 import sys
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,32 +11,47 @@ from typing import Annotated, Any
 import typer
 
 from mla_codegen import __version__
+from mla_codegen.catalog.targets import Target
 from mla_codegen.cli import report
 from mla_codegen.cli.bench import bench
 from mla_codegen.cli.bundle import bundle
-from mla_codegen.cli.common import Json, Out, Spec, Specs, fail, load_plans
+from mla_codegen.cli.common import (
+    Json,
+    Kv,
+    Out,
+    Spec,
+    Specs,
+    Triton,
+    check_gpu,
+    check_kv,
+    fail,
+    load_plans,
+    parse_shapes,
+    some,
+    target_names,
+)
+from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan
 from mla_codegen.publish import write
-from mla_codegen.publish.write import BuildError, find_drift, fresh_build
-from mla_codegen.render.templates import RenderError
+from mla_codegen.publish.write import find_drift, fresh_build, rebuild_command
 from mla_codegen.spec.errors import UnknownName
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Specialised split-KV kernels for MLA decode, from a YAML spec.
 
-    mla-codegen init --model deepseek-v3 --target sm_90 > specs/mine.yaml
+    mla-codegen init --model deepseek-v3 --target H200 > mine.yaml
 
-    mla-codegen build specs/mine.yaml
+    mla-codegen verify mine.yaml --quick
 
-    mla-codegen verify specs/mine.yaml
+    mla-codegen build mine.yaml --out kernels
 
-    then in Python: `from generated.dispatch import custom_kernel`
+    then in Python: `from kernels.dispatch import custom_kernel`
     """,
 )
 
@@ -55,7 +72,8 @@ class Device(str, Enum):
 def build(
     specs: Specs,
     out: Out = Path("generated"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand")] = False,
+    triton: Triton = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files edited by hand, or not ours")] = False,
     as_json: Json = False,
 ) -> None:
     """Render the kernels of one or several specs.
@@ -64,13 +82,12 @@ def build(
 
     mla-codegen build specs/*.yaml --out generated
 
+    mla-codegen build specs/h200.yaml --triton 3.8
+
     Builds of other specs in the same folder stay, and the dispatcher serves them all.
     """
-    plans = load_plans(specs, out)
-    try:
-        files, written, removed = write.build(plans, out, force=force)
-    except BuildError as error:
-        fail(str(error), 2)
+    plans = load_plans(specs, out, triton)
+    files, written, removed = write.build(plans, out, force=force)
     if as_json:
         typer.echo(json.dumps({"out": str(out), "files": sorted(files), "written": written, "removed": removed}))
         return
@@ -82,23 +99,24 @@ def build(
 
 
 @app.command()
-def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> None:
+def check(specs: Specs, out: Out = Path("generated"), triton: Triton = None, as_json: Json = False) -> None:
     """Fail, with a diff, if the generated folder differs from a fresh build.
 
     mla-codegen check specs/*.yaml
     """
-    plans = load_plans(specs, out)
-    try:
-        drifts = find_drift(fresh_build(plans, out), out, {plan.name for plan in plans})
-    except BuildError as error:
-        fail(str(error), 2)
+    plans = load_plans(specs, out, triton)
+    files = fresh_build(plans, out)
+    drifts = find_drift(files, out, {plan.name for plan in plans})
     if as_json:
         typer.echo(json.dumps([{"kind": d.kind, "path": d.path, "diff": d.diff} for d in drifts]))
     else:
         for drift in drifts:
             typer.echo(f"{drift.kind}: {out / drift.path}")
             typer.echo(drift.diff, nl=False)
-        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}"
+        options = f" --triton {triton}" if triton else ""
+        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}{options}"
+        if any(drift.kind == "outdated" for drift in drifts):  # of other specs, which must be built too
+            mend = f"mend: {rebuild_command(files, out)}"
         typer.echo(f"{len(drifts)} differences; {mend}" if drifts else f"{out} is up to date")
     raise typer.Exit(1 if drifts else 0)
 
@@ -143,7 +161,7 @@ def list_(
         rows: list[dict[str, Any]] = [
             {
                 "name": t.name, "title": t.title, "shared_bytes": t.shared_bytes, "compute_units": t.compute_units,
-                "xcds": t.xcds, "fp8_mma": sorted(t.fp8_mma), "families": list(t.families),
+                "xcds": t.xcds, "fp8_mma": sorted(t.fp8_mma), "families": list(t.families), "gpus": list(t.gpus),
             }
             for t in TARGETS.values()
         ]  # fmt: skip
@@ -202,37 +220,82 @@ def schema() -> None:
 
 @app.command()
 def init(
-    model: Annotated[str, typer.Option("--model", help="A model's name, e.g. deepseek-v3")],
-    target: Annotated[str, typer.Option("--target", help="An architecture, e.g. sm_90, gfx942, portable")],
+    model: Annotated[
+        str,
+        typer.Option("--model", help="A model's name, e.g. deepseek-v3", autocompletion=some(lambda: list(_models()))),
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target", help="An architecture or a GPU: sm_90, H200, portable", autocompletion=some(target_names)
+        ),
+    ],
 ) -> None:
     """Print a commented starter spec.
 
-    mla-codegen init --model deepseek-v3 --target gfx942 > specs/mine.yaml
+    mla-codegen init --model deepseek-v3 --target MI300X > mine.yaml
     """
     from mla_codegen.spec.starter import starter
 
     try:
-        typer.echo(starter(model, target), nl=False)
+        typer.echo(starter(model, target, schema_from(home_of_output())), nl=False)
     except UnknownName as error:
         fail(str(error), 2)
+
+
+def _models() -> Iterable[str]:
+    from mla_codegen.spec.starter import MODELS
+
+    return MODELS
+
+
+def home_of_output() -> Path:
+    """The folder of the file that stdout goes to; for a pipe, specs/ where there is one."""
+    try:
+        file = Path(f"/proc/self/fd/{sys.stdout.fileno()}").resolve()
+    except (OSError, ValueError):  # no file at all
+        file = Path()
+    if file.is_file():
+        return file.parent
+    return Path("specs").absolute() if Path("specs").is_dir() else Path.cwd()
+
+
+def schema_from(folder: Path) -> str:
+    """Where the nearest JSON Schema lies, seen from `folder`: in it, or in a folder above it."""
+    from mla_codegen.spec.schema import SCHEMA_FILE
+
+    homes = (folder, *folder.parents)
+    up = next((number for number, home in enumerate(homes) if (home / SCHEMA_FILE).is_file()), 0)
+    return "../" * up + SCHEMA_FILE
 
 
 @app.command()
 def verify(
     specs: Specs,
     device: Annotated[Device, typer.Option("--device", help="auto: the GPU if it is the spec's")] = Device.auto,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="BATCHxKV_LEN", help="Only kernels that such a call gets; repeatable"),
+    ] = None,
+    kv: Kv = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One case a kernel")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Kernels at a time; default: the CPUs, and 1 on a GPU")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds of one kernel")] = 900.0,
     seed: Annotated[int, typer.Option("--seed", help="Of the random inputs")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Check each kernel of a spec against float64, on the GPU if there is one, else in Triton's interpreter.
+    """Check each kernel of a spec against float64, on the GPU if there is one, else on the CPU.
 
     mla-codegen verify specs/portable.yaml
 
-    mla-codegen verify specs/*.yaml --json
+    mla-codegen verify specs/h200.yaml --shape 64x8192 --kv bf16 --quick
 
     mla-codegen verify submission.py
 
-    A Python file is taken for a submission, ours or another, and called as a leaderboard calls it.
+    A Python file is taken for a submission, ours or another, and called as a leaderboard calls it. A kernel that
+    crashes or is not done in time is a failed row.
     """
     from mla_codegen.check.verify import Result, verify_plans
 
@@ -241,24 +304,42 @@ def verify(
     missing = [str(path) for path in submissions if not path.is_file()]
     if missing:
         fail(f"{', '.join(missing)}: no such file", 2)
+    shapes = parse_shapes(shape or ())
+    if plans:
+        check_kv(kv, plans)
+    if device is Device.cuda:
+        wanted = [(plan.spec_file, plan.target) for plan in plans] + _targets_of(submissions)
+        check_gpu(wanted, "`--device cuda` asks for one\n  fix: leave it out, and the kernels run on the CPU")
     results: list[Result] = []
+    options: dict[str, Any] = {
+        "device": device.value, "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs,
+        "timeout": timeout,
+    }  # fmt: skip
     if plans:
         with report.progress("verify") as advance:
-            results += verify_plans(
-                plans, device=device.value, seed=seed, progress=lambda result, total: advance(result.kernel, total)
-            )
+            results += verify_plans(plans, **options, progress=lambda result, total: advance(result.kernel, total))
     for path in submissions:
-        from mla_codegen.check.leaderboard import verify_submission
+        from mla_codegen.check.leaderboard import NeedsGpu, verify_submission
 
-        with report.progress(f"verify {path}") as advance:
-            results += verify_submission(
-                path, device=device.value, seed=seed, progress=lambda result, total: advance(result.kernel, total)
-            )
+        try:
+            with report.progress(f"verify {path}") as advance:
+                results += verify_submission(
+                    path, **options, progress=lambda result, total: advance(result.kernel, total)
+                )
+        except (NeedsGpu, UnknownName) as error:
+            fail(str(error), 2)
     if as_json:
         typer.echo(json.dumps([result.json() for result in results]))
     else:
         report.verification(results)
     raise typer.Exit(0 if all(result.passed for result in results) else 1)
+
+
+def _targets_of(submissions: list[Path]) -> list[tuple[str, Target]]:
+    from mla_codegen.check.leaderboard import target_of_submission
+
+    found = [(str(path), target_of_submission(path)) for path in submissions]
+    return [(file, target) for file, target in found if target is not None]
 
 
 app.command()(inspect)
@@ -274,13 +355,15 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+def _terminated(*_: object) -> None:
+    """As Ctrl-C: whoever has processes and temporary folders takes them along."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> None:
     """Entry point of the `mla-codegen` command."""
-    try:
-        app()
-    except RenderError as error:
-        report.err.print(str(error), markup=False)
-        sys.exit(1)
+    signal.signal(signal.SIGTERM, _terminated)
+    run(app)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """What a terminal shows: tables and progress. Everything here prints; nothing decides."""
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +16,21 @@ from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.targets import TARGETS
 from mla_codegen.plan.resolve import KernelPlan, Plan
 
-out = Console(width=None if sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
+out = Console(width=None if sys.stdout and sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
+SAY_EVERY = 10.0  # seconds between lines of progress in a log
 err = Console(stderr=True, soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str, int], None]]:
-    """A bar on stderr; the yielded function advances it by one: (what was done, how many there are)."""
+    """A bar on stderr; the yielded function advances it by one: (what was done, how many there are).
+
+    Where stderr is no terminal, a line every so often: a log then shows that something happens.
+    """
+    if not err.is_terminal:
+        with _lines(what) as advance:
+            yield advance
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(what, total=None)
@@ -29,6 +39,29 @@ def progress(what: str) -> Iterator[Callable[[str, int], None]]:
             bar.update(task, total=total, advance=1, description=f"{what} {name}")
 
         yield advance
+
+
+@contextmanager
+def _lines(what: str) -> Iterator[Callable[[str, int], None]]:
+    begin, over = time.monotonic(), threading.Event()
+    done, total = 0, 0
+
+    def advance(name: str, count: int) -> None:
+        nonlocal done, total
+        done, total = done + 1, count
+
+    def say() -> None:
+        while not over.wait(SAY_EVERY):
+            of = f"{done} of {total}" if total else "at work"
+            err.print(f"{what}: {of}, {time.monotonic() - begin:.0f} s", markup=False, highlight=False)
+
+    talking = threading.Thread(target=say, daemon=True)
+    talking.start()
+    try:
+        yield advance
+    finally:
+        over.set()
+        talking.join()
 
 
 def _table(*columns: str, title: str = "") -> Table:
@@ -64,11 +97,11 @@ def optimizations() -> None:
 
 
 def targets() -> None:
-    table = _table("target", "GPU", ">CUs / SMs", ">XCDs", ">shared KB", "fp8 MMA", "families")
+    table = _table("target", "GPU", ">CUs / SMs", ">XCDs", ">shared KB", "fp8 MMA", "families", "a spec may also say")
     for t in TARGETS.values():
         table.add_row(
             t.name, t.title, str(t.compute_units), str(t.xcds), f"{t.shared_bytes / 1024:.0f}",
-            " ".join(sorted(t.fp8_mma)) or "-", " ".join(t.families),
+            " ".join(sorted(t.fp8_mma)) or "-", " ".join(t.families), ", ".join(t.gpus),
         )  # fmt: skip
     out.print(table)
 
@@ -98,7 +131,8 @@ def verification(results: list[Any]) -> None:
     table = _table("spec", "kernel", "on", ">error", ">bound", ">LSE error", ">s", "")
     for r in results:
         verdict = "[green]pass[/green]" if r.passed else f"[red]FAIL[/red] {escape(r.failure)}"
-        numbers = (f"{r.error:.1e}", f"{r.bound:.0e}", f"{r.lse_error:.0e}", f"{r.seconds:.1f}")
+        shown = ((r.error, ".1e"), (r.bound, ".0e"), (r.lse_error, ".0e"), (r.seconds, ".1f"))
+        numbers = ("-" if number != number else format(number, form) for number, form in shown)
         table.add_row(r.spec, r.kernel, r.on, *numbers, verdict)
     out.print(table)
     failed = sum(not r.passed for r in results)

@@ -12,9 +12,12 @@ import gc
 import importlib.util
 import json
 import os
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
@@ -231,7 +234,16 @@ def _launch(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> di
             launch["divisible"].append(name)
         if hasattr(value, "untyped_storage") and value.untyped_storage().size() < 2**31:
             launch["within_2gb"].append(name)
-    known = ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "maxnreg", "matrix_instr_nonkdim", "kpack")
+    known = (
+        "num_warps",
+        "num_stages",
+        "num_ctas",
+        "waves_per_eu",
+        "maxnreg",
+        "matrix_instr_nonkdim",
+        "kpack",
+        "enable_fp_fusion",
+    )
     launch["options"] = {name: options[name] for name in known if options.get(name) is not None}
     return launch
 
@@ -303,8 +315,18 @@ def _patiently(work: Callable[[dict[str, Any]], dict[str, Any]], request: dict[s
     return work(request)
 
 
+def _end_with_parent(parent: int) -> None:
+    """Nothing is written to the pipe that is stdin: it ends when the parent does, and then so does this group."""
+    os.read(0, 1)
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     request_path, result_path = sys.argv[1:3]
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # This file's folder must not shadow modules of the inspected file.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]

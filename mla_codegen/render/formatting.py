@@ -1,12 +1,11 @@
 """black, piece by piece: the files of a build share most pieces, and black takes about a millisecond a line."""
 
-import multiprocessing
-import os
+import re
+import textwrap
 
 import black
 
 MODE = black.Mode(line_length=120, target_versions={black.TargetVersion.PY310}, magic_trailing_comma=False)
-FEW = 16  # pieces that are not worth a process
 
 _formatted: dict[str, str] = {}
 
@@ -17,18 +16,6 @@ def format_text(text: str) -> str:
         return "".join(_format_piece(piece) + gap for piece, gap in split(text))
     except black.InvalidInput:  # not Python, or a piece that is none by itself, such as an `else`
         return black.format_str(text, mode=MODE)
-
-
-def format_ahead(texts: list[str]) -> None:
-    """Format what the texts are made of once each, on all cores, for `format_text` to put together."""
-    missing = sorted({piece for text in texts for piece, _ in split(text)} - _formatted.keys(), key=len, reverse=True)
-    workers = min(4, os.cpu_count() or 1)
-    if len(missing) < FEW or workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        return
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for piece, formatted in zip(missing, pool.imap(_try_format, missing, chunksize=8), strict=True):
-            if formatted is not None:
-                _formatted[piece] = formatted
 
 
 def split(text: str) -> list[tuple[str, str]]:
@@ -53,16 +40,31 @@ def _format_piece(piece: str) -> str:
     return _formatted[piece]
 
 
-def _try_format(piece: str) -> str | None:
-    try:
-        return _format(piece)
-    except black.InvalidInput:
-        return None  # `format_text` meets it again
-
-
 def _format(piece: str) -> str:
     """Of a function's body: formatted at its own depth, under as many `if`s, which are taken off again."""
     depth = (len(piece) - len(piece.lstrip(" "))) // 4
     above = "".join(f"{' ' * 4 * level}if _:\n" for level in range(depth))
     lines = black.format_str(f"{above}{piece}\n", mode=MODE).splitlines()
-    return "\n".join(lines[depth:])
+    return "\n".join(lines[depth:]).strip("\n")  # black parts a `def` from an `if`
+
+
+_ARGUMENTS = re.compile(r"( *)(def \w+|stage[12]\[\(.*?,\)\])\((.*)\)(:?)")
+
+
+def wrap_arguments(text: str) -> str:
+    """Signatures and launches that are too long for a line, several arguments a line: black would give each its own.
+
+    They are marked, so that black leaves them as they are.
+    """
+    return "\n".join(_wrap(line) if len(line) > MODE.line_length else line for line in text.split("\n"))
+
+
+def _wrap(line: str) -> str:
+    match = _ARGUMENTS.fullmatch(line)
+    if not match:
+        return line
+    indent, head, arguments, colon = match.groups()
+    inner = indent + "    "
+    width = MODE.line_length
+    body = textwrap.fill(arguments + ",", width, initial_indent=inner, subsequent_indent=inner, break_long_words=False)
+    return f"{indent}{head}(\n{body}\n{indent}){colon}  # fmt: skip"

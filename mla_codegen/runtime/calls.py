@@ -1,5 +1,6 @@
 """From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
 
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -8,9 +9,10 @@ import torch
 import triton
 
 from . import debug, validate
-from .builds import INDEX, NAMES, Build, full_device, gluon_unfit, target_of
+from .builds import INDEX, NAMES, Build, full_device, target_of
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
+from .tables import refuse_other_versions
 
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
 SCALED = (tuple, list)  # how custom_kernel gets KV with its scale
@@ -23,6 +25,7 @@ class Dispatcher:
     """The calls of a `generated` package. `build_command` is what an error tells the user to run."""
 
     def __init__(self, tables: list[ModuleType], build_command: str):
+        refuse_other_versions(tables, build_command)
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int, int | None], Build] = {}
@@ -172,13 +175,16 @@ class Dispatcher:
             for build in self.builds
             if (build.heads, build.latent + build.rope, build.page_size) == (heads, row, page)
         ]
-        unfit = {str(build): why for build in fitting if build.gluon and (why := gluon_unfit(target))}
+        unfit = {str(build): why for build in fitting if (why := build.unfit(target))}
         candidates = [build for build in fitting if str(build) not in unfit]
         for build in candidates:
             if build.target == target:
                 return build
         for build in candidates:
             if build.target == "portable":
+                for other in fitting:
+                    if other.target == target:
+                        warnings.warn(f"{other}: {unfit[str(other)]}. Until then slower kernels serve", stacklevel=2)
                 return build
         if target == "cpu" and candidates:
             return candidates[0]

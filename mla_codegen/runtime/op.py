@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 
 from . import validate
+from .arguments import CALL, arguments, schema
 from .calls import Dispatcher
 
-_INPUTS = "Tensor q, Tensor kv, Tensor qo_indptr, Tensor? kv_indptr"
-_OPTIONS = "float sm_scale, Tensor? kv_scale=None, Tensor? kv_visible=None, SymInt? max_kv_len=None"
-_RESULTS, _WORKSPACE = "Tensor(a!) out, Tensor(b!) lse", "Tensor(c!)? workspace=None"  # last: inductor puts it there
-_PAGES = "Tensor? block_table=None, Tensor? kv_indices=None, Tensor? kv_lens=None"
+INTO = frozenset({"into"})  # the operator that writes into what it is given
+NEW_NAMES = [one.name for one in arguments(CALL, ())]
+INTO_NAMES = [one.name for one in arguments(CALL, INTO)]
 SCHEMAS = {
-    "mla_decode": f"({_INPUTS}, {_OPTIONS}, {_PAGES}) -> (Tensor, Tensor)",
-    "mla_decode_into": f"({_INPUTS}, {_RESULTS}, {_OPTIONS}, {_PAGES}, {_WORKSPACE}) -> ()",
+    "mla_decode": f"({schema(())}) -> (Tensor, Tensor)",
+    "mla_decode_into": f"({schema(INTO)}) -> ()",
 }
 
 Tensor = torch.Tensor
@@ -107,62 +107,19 @@ def _define(owner: Owner, namespace: str) -> None:
     """Define the operators of `owner`: kernels, fake implementations, autograd."""
     library, dispatchers = owner.library, owner.dispatchers
 
-    def decode(
-        q: Tensor,
-        kv: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor | None,
-        sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        max_kv_len: int | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         return dispatchers[0].mla_decode(  # type: ignore[return-value]
-            q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, return_lse=True,
-        )  # fmt: skip
+            **dict(zip(NEW_NAMES, given, strict=False)), **named, return_lse=True
+        )
 
-    def decode_into(
-        q: Tensor,
-        kv: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        max_kv_len: int | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> None:
-        dispatchers[0].mla_decode(
-            q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, out=out, lse=lse,
-            workspace=workspace,
-        )  # fmt: skip
+    def decode_into(*given: Any, **named: Any) -> None:
+        dispatchers[0].mla_decode(**dict(zip(INTO_NAMES, given, strict=False)), **named)
 
-    def fake_decode(
-        q: Tensor,
-        kv: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor | None,
-        sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        max_kv_len: int | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        _one_device(q, kv, qo_indptr, kv_indptr, kv_scale, kv_visible, block_table, kv_indices, kv_lens)
-        paged = block_table is not None or kv_indices is not None
-        shape, dtype = dispatchers[0].result(q, kv if paged else None)
+    def fake_decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        named |= dict(zip(NEW_NAMES, given, strict=False))
+        _one_device(*named.values())
+        q, paged = named["q"], named.get("block_table") is not None or named.get("kv_indices") is not None
+        shape, dtype = dispatchers[0].result(q, named["kv"] if paged else None)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
     def fake_decode_into(*given: object) -> None:
@@ -198,36 +155,32 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
         kv_indptr: Tensor | None = None,
         *,
         sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
         max_kv_len: int | None = None,
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
         workspace: Tensor | None = None,
+        **tensors: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        pages = (block_table, kv_indices, kv_lens)
         try:
             if type(sm_scale) is not float:  # torch would take a tensor, and wait for it
                 sm_scale = validate.number("sm_scale", sm_scale)
             if max_kv_len is not None and type(max_kv_len) is not int:
                 max_kv_len = validate.length(max_kv_len)
-            options = (sm_scale, kv_scale, kv_visible, max_kv_len)
+            options: dict[str, Any] = {"sm_scale": sm_scale, "max_kv_len": max_kv_len, **tensors}
             if out is None and (workspace is not None or lse is not None):
-                shape, dtype = dispatchers[0].result(q, None if block_table is None and kv_indices is None else kv)
+                paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None
+                shape, dtype = dispatchers[0].result(q, kv if paged else None)
                 out = q.new_empty(shape, dtype=dtype)
             if out is None:
-                out, lse = new(q, kv, qo_indptr, kv_indptr, *options, *pages)
+                out, lse = new(q, kv, qo_indptr, kv_indptr, **options)
             else:
                 lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
-                into(q, kv, qo_indptr, kv_indptr, out, lse, *options, *pages, workspace)
+                into(q, kv, qo_indptr, kv_indptr, out, lse, workspace=workspace, **options)
         except Exception:
             validate.arguments(
-                q, kv, qo_indptr, sm_scale, max_kv_len, kv_indptr=kv_indptr, kv_scale=kv_scale, kv_visible=kv_visible,
-                block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, out=out, lse=lse, workspace=workspace,
+                q, kv, qo_indptr, sm_scale, max_kv_len, kv_indptr=kv_indptr, out=out, lse=lse, workspace=workspace,
+                **tensors,
             )  # fmt: skip
             raise
         return (out, lse) if return_lse else out

@@ -18,8 +18,10 @@ import torch
 import triton
 
 from . import validate
-from .builds import DTYPES, INDEX, Build, full_device
+from .arguments import RUN, arguments
+from .builds import INDEX, Build, full_device
 from .calls import Dispatcher
+from .formats import KV_FORMATS
 from .launch import ON_AMD, RANGE
 
 PAGES = ("table", "list", "rows")  # ways to give the pages of paged KV
@@ -52,27 +54,36 @@ class Call:
         """Query rows over one KV row, which for a large call lies in `pool`; paged KV is one page."""
         build, row = self.build, self.build.latent + self.build.rope
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            dtype = DTYPES[self.kv]
+            dtype = KV_FORMATS[self.kv].element.dtype
             size = row * dtype.itemsize * (build.page_size or 1)
             memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
             kv = memory[:size].zero_().view(dtype).view(-1, row)
             rows = self.rows
             q = torch.zeros((rows, build.heads, row), dtype=build.q, device=device)
-            q_ends = torch.tensor([0, rows], dtype=self.index, device=device)
-            ends = torch.tensor([0, 1], dtype=self.index, device=device)
-            where: tuple[torch.Tensor | None, ...] = (ends,)
+            indices = lens = None
             if build.page_size is not None:
                 kv = kv.view(-1, build.page_size, row)
-                numbers = torch.zeros((1, 1), dtype=self.number, device=device)
+                indices = torch.zeros((1, 1), dtype=self.number, device=device)
                 lens = None if self.pages == "rows" else torch.ones(1, dtype=self.number, device=device)
-                where = (None, numbers, lens) if self.pages == "table" else (ends, numbers.view(1), lens)
-            visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
-            scale = torch.ones(1, dtype=torch.float32, device=device) if self.scaled else None
-            out = torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device)
-            lse = torch.empty((rows, build.heads), dtype=torch.float32, device=device)
-            args = (q, kv, q_ends, *where, visible, scale, 1.0, out, lse)
-            run = build.kernel(self.kernel).run
-            run(*args) if self.splits is None else run(*args, self.splits)
+                if self.pages != "table":
+                    indices = indices.view(1)
+            given: dict[str, Any] = {
+                "q": q,
+                "kv": kv,
+                "qo_indptr": torch.tensor([0, rows], dtype=self.index, device=device),
+                "kv_indptr": None if self.pages == "table" else torch.tensor([0, 1], dtype=self.index, device=device),
+                "kv_indices": indices,
+                "kv_lens": lens,
+                "kv_visible": torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None,
+                "kv_scale": torch.ones(1, dtype=torch.float32, device=device) if self.scaled else None,
+                "sm_scale": 1.0,
+                "out": torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device),
+                "lse": torch.empty((rows, build.heads), dtype=torch.float32, device=device),
+                "splits": self.splits,
+                "workspace": None,
+            }
+            features = ["ragged" if build.page_size is None else "paged"] + ["any_splits"] * (self.splits is not None)
+            build.kernel(self.kernel).run(*[given[one.name] for one in arguments(RUN, features)])
 
 
 def calls(
@@ -87,7 +98,7 @@ def calls(
     found = []
     for build in builds:
         for kv, choice in build.choices.items():
-            scales = (kv.startswith("fp8"),) if scaled is None else scaled
+            scales = (KV_FORMATS[kv].scaled,) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
             ways = [way for way in pages if way != "rows" or build.page_size == 1] if build.page_size else [""]
             kinds = numbers if build.page_size else (torch.int32,)

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
-from mla_codegen.spec.limits import KVDtype, Limits
+from mla_codegen.catalog.targets import find_target
+from mla_codegen.spec.limits import KVDtype, Limits, TritonName
 
 FloatDtype = Literal["bf16", "fp16"]
 Splits = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
@@ -118,17 +119,30 @@ class KVLayout(_Strict):
         return "" if self.page_size is None else f" in pages of {self.page_size} row{'s' if self.page_size > 1 else ''}"
 
 
+def _own_name(target: str) -> str:
+    """The target's own name where a GPU's is written; the rules report names that are neither."""
+    found = find_target(target)
+    return found.name if found else target
+
+
 class Spec(_Strict):
     """One deployment: a target, a model, and the shapes that must be fast. `name` is the file's stem."""
 
     name: str
-    target: str = Field(description="the architecture to build for (`mla-codegen list targets`)")
+    target: Annotated[str, AfterValidator(_own_name)] = Field(
+        description="the architecture to build for, or the name of a GPU (`mla-codegen list targets`)"
+    )
     model: Model = Field(default=Model(), description="dimensions of the attention")
     dtypes: Dtypes = Field(default=Dtypes(), description="element types of q, the KV rows and the output")
     kv: KVLayout = Field(default=KVLayout(), description="how the KV rows of a request lie in memory")
     defaults: Defaults = Field(default=Defaults(), description="settings that every shape inherits")
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"
+    )
+    triton: TritonName | None = Field(
+        default=None,
+        description="the Triton release that will run the kernels; the installed one if left out (Gluon changes with "
+        "every release, plain Triton is the same for all)",
     )
     batch_invariant: bool = Field(
         default=False,

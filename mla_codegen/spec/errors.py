@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from mla_codegen.catalog.targets import TARGETS, architecture_without_target
+
 Loc = tuple[str | int, ...]
 Place = tuple[int, int]  # line, column; both from 1
 
@@ -59,10 +61,20 @@ class SpecError(Exception):
 class UnknownName(ValueError):
     """A name given on the command line that is none of those known. `str()` is ready for a terminal."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]):
+    def __init__(self, kind: str, name: str, known: Iterable[str], allowed: str = "", fix: str = ""):
         names = list(known)
-        problem = Problem((), f"unknown {kind} {quoted(name)}", allowed=", ".join(names), fix=did_you_mean(name, names))
-        super().__init__("\n".join(problem.lines()))
+        what, fix = f"unknown {kind} {quoted(name)}", fix or did_you_mean(name, names)
+        self.problem = Problem((), what, allowed or ", ".join(names), fix)
+        super().__init__("\n".join(self.problem.lines()))
+
+
+def unknown_target(name: str) -> UnknownName:
+    """What is said of a target that is neither one of ours nor a GPU that one of them stands for."""
+    arch = architecture_without_target(name)
+    fix = f"{printable(name)} is {arch}, which has no target of its own: `portable` runs on any GPU" if arch else ""
+    known = [*TARGETS, *(gpu for target in TARGETS.values() for gpu in target.gpus)]
+    allowed = f"{', '.join(TARGETS)}, or the name of a GPU (`mla-codegen list targets`)"
+    return UnknownName("target", name, known, allowed, fix)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -4,14 +4,15 @@ The rules read the spec's plain data, not the validated model, so that they spea
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, get_args
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
-from mla_codegen.catalog.targets import TARGETS, Target
+from mla_codegen.catalog.targets import TARGETS, Target, find_target
+from mla_codegen.runtime.formats import KV_FORMATS
 from mla_codegen.spec.datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
-from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted
+from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted, unknown_target
 from mla_codegen.spec.source import Source
 from mla_codegen.spec.tree import Node
 
@@ -35,7 +36,7 @@ def problems_of(source: Source) -> list[Problem]:
 
 def _breaches(source: Source) -> Iterator[Problem]:
     data = source.data
-    target = TARGETS.get(str(data.get("target")))
+    target = find_target(str(data.get("target")))
     yield from _empty_values(source.root, ())
     yield from _target(data)
     yield from _repeats(_list(_dict(data.get("dtypes")).get("kv")), ("dtypes", "kv"), source)
@@ -80,10 +81,8 @@ def _empty_values(node: Node, loc: Loc) -> Iterator[Problem]:
 
 def _target(data: dict[str, Any]) -> Iterator[Problem]:
     name = data.get("target")
-    if isinstance(name, str) and name not in TARGETS:
-        marketed = [t.name for t in TARGETS.values() if len(name) > 2 and name.lower() in t.title.lower()]
-        fix = f"did you mean `{marketed[0]}`?" if marketed else did_you_mean(name, TARGETS)
-        yield Problem(("target",), f"unknown target {quoted(name)}", ", ".join(TARGETS), fix)
+    if isinstance(name, str) and find_target(name) is None:
+        yield replace(unknown_target(name).problem, loc=("target",))
 
 
 def _repeats(items: list[Any], loc: Loc, source: Source) -> Iterator[Problem]:
@@ -130,6 +129,8 @@ def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:
         return  # a misspelt type would make its settings look unused
     owners: list[tuple[Loc, Any]] = [((name,), data.get(name)) for name in ("defaults", "limits")]
     owners += [(("shapes", i), shape) for i, shape in enumerate(_list(data.get("shapes")))]
+    per_triton = _dict(_dict(data.get("limits")).get("per_triton"))
+    owners += [(("limits", "per_triton", release), limits) for release, limits in per_triton.items()]
     for loc, owner in owners:
         for kv in _dict(_dict(owner).get("per_kv")):
             if kvs and kv not in kvs:
@@ -219,7 +220,7 @@ def _packed_rope(data: dict[str, Any]) -> Iterator[Problem]:
     for layer in _layers(data):
         entries = _words(layer.settings.get("optimizations"))
         for kv in layer.chains or _kv(data):
-            if kv.startswith("fp8") and "packed_fp8" in apply_optimizations(layer.chains.get(kv, []), entries):
+            if KV_FORMATS[kv].fp8 and "packed_fp8" in apply_optimizations(layer.chains.get(kv, []), entries):
                 what = f"`qk_rope_head_dim` is {rope}; packed_fp8 needs {MIN_PACKED_ROPE} rope columns or more"
                 fix = "take packed_fp8 out of the optimizations, or fp8 out of kv"
                 yield Problem(("model", "qk_rope_head_dim"), what, "32, 64, 128, 256", fix)

@@ -23,6 +23,7 @@ def json_schema() -> dict[str, Any]:
         **{key: value for key, value in schema.items() if key != "title"},
     }
     targets = {target.name: target.title for target in TARGETS.values()}
+    targets |= {gpu: f"the same as {target.name}" for target in TARGETS.values() for gpu in target.gpus}
     schema["properties"]["target"].update(_names(targets))
     definitions["Dtypes"]["properties"]["kv"]["uniqueItems"] = True
     families = sorted({family for target in TARGETS.values() for family in target.families})

@@ -4,8 +4,8 @@ import textwrap
 from dataclasses import dataclass
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
-from mla_codegen.catalog.targets import TARGETS, Target
-from mla_codegen.spec.errors import UnknownName
+from mla_codegen.catalog.targets import Target, find_target
+from mla_codegen.spec.errors import UnknownName, unknown_target
 from mla_codegen.spec.schema import SCHEMA_FILE
 
 
@@ -38,24 +38,25 @@ MODELS: dict[str, MlaModel] = {model.name: model for model in _ALL}
 OPT_IN = {"fp8_mma"}  # trades accuracy for speed, so that it is for the user to ask
 
 
-def starter(model_name: str, target_name: str) -> str:
+def starter(model_name: str, target_name: str, schema: str = SCHEMA_FILE) -> str:
     """The text of a spec for a model on a target; it loads and builds as it is.
 
-    `model_name` is a key of MODELS, also written as on a model hub (`deepseek-ai/DeepSeek-V3`). Raises UnknownName.
+    `model_name` is a key of MODELS, also written as on a model hub (`deepseek-ai/DeepSeek-V3`); `target_name` may be a
+    GPU's; `schema` is where the JSON Schema lies, from the spec's folder. Raises UnknownName.
     """
     model = MODELS.get(model_name.rsplit("/", 1)[-1].lower().replace("_", "-"))
     if model is None:
         raise UnknownName("model", model_name, MODELS)
-    target = TARGETS.get(target_name)
+    target = find_target(target_name)
     if target is None:
-        raise UnknownName("target", target_name, TARGETS)
-    parts = [_head(model, target), _model(model), _dtypes(target), _KV, _defaults(target), _SHAPES]
+        raise unknown_target(target_name)
+    parts = [_head(model, target, schema), _model(model), _dtypes(target), _KV, _defaults(target), _SHAPES]
     return "\n".join(parts)
 
 
-def _head(model: MlaModel, target: Target) -> str:
+def _head(model: MlaModel, target: Target, schema: str) -> str:
     return f"""\
-# yaml-language-server: $schema={SCHEMA_FILE}
+# yaml-language-server: $schema={schema}
 # {model.title} on {target.name} ({target.title}). The file's name becomes the name of the kernels' folder.
 # Editors complete and check this file by the schema of the first line: mla-codegen schema > {SCHEMA_FILE}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mla_codegen.catalog.targets import TARGETS
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted
 from mla_codegen.spec.schema import alternatives, flat, homes, keys_at
 from mla_codegen.spec.source import Source
@@ -159,6 +160,8 @@ def _words(option: dict[str, Any]) -> list[str]:
 def _allowed(options: list[dict[str, Any]]) -> str:
     """What the schemas of one value admit, in words."""
     words = [str(word) for option in options for word in option.get("enum", [option.get("const")]) if word is not None]
+    if any(word in TARGETS for word in words):  # a GPU's name will do, but there are many
+        words = [word for word in words if word in TARGETS]
     parts = [", ".join(dict.fromkeys(words))] if words else []
     parts += [_kind(option) for option in options if "enum" not in option and "const" not in option]
     return ", or ".join(dict.fromkeys(parts))

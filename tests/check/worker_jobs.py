@@ -22,3 +22,12 @@ def work(job: Any) -> Any:
     elif what == "pid":
         return os.getpid()
     return value
+
+
+def crash_or_pass(job: Any) -> Any:
+    """In the place of `verify_kernel`: some kernels of the small spec end their process."""
+    if job.kernel.name == "bf16_b4_kv1024":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if job.kernel.name == "fp8_e4m3fn_b4_kv1024":
+        os._exit(7)
+    return job.result(0.0, 0.0, 0.0, "")

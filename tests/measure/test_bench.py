@@ -10,7 +10,8 @@ import torch
 from bench_fakes import FakeDevice, report
 
 from mla_codegen.check.reference import reference
-from mla_codegen.cli.bench import show, without_nan
+from mla_codegen.cli.bench import show
+from mla_codegen.cli.common import without_nan
 from mla_codegen.measure import bench as module
 from mla_codegen.measure import timing
 from mla_codegen.measure.bench import Row, Timing, bench, measure

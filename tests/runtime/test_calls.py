@@ -10,8 +10,8 @@ import triton
 from builds import plan_of, spec_of, tables
 
 from mla_codegen.runtime import calls
-from mla_codegen.runtime.choice import Choice
 from mla_codegen.runtime.splits import choose_splits
+from mla_codegen.runtime.tables import Shaped
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="calls here are made on the CPU")
 
@@ -99,7 +99,7 @@ def test_without_a_length_the_mean_decides(dispatcher: Recorded) -> None:
 
 def test_the_choice_is_remembered(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher.mla_decode(**call(), max_kv_len=1024)
-    monkeypatch.setattr(Choice, "choose", lambda *_: pytest.fail("chosen again"))
+    monkeypatch.setattr(Shaped, "choose", lambda *_: pytest.fail("chosen again"))
     dispatcher.mla_decode(**call(), max_kv_len=1024)
     assert len(dispatcher.seen) == 2
 

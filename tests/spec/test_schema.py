@@ -59,7 +59,8 @@ def test_every_key_is_described() -> None:
 def test_names_come_with_their_meaning() -> None:
     target = json_schema()["properties"]["target"]["anyOf"]
     assert [(option["const"], option["description"]) for option in target] == [
-        (t.name, t.title) for t in TARGETS.values()
+        *((t.name, t.title) for t in TARGETS.values()),
+        *((gpu, f"the same as {t.name}") for t in TARGETS.values() for gpu in t.gpus),
     ]
     plain = json_schema()["$defs"]["Defaults"]["properties"]["optimizations"]["items"]["anyOf"]
     assert [option["const"] for option in plain] == list(OPTIMIZATIONS)

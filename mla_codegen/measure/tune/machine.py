@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8
 from mla_codegen.check.workers import MAX_COMPILERS, Outcome, Workers
 from mla_codegen.measure.implementations import build
 from mla_codegen.measure.tune.jobs import Built, Check, Race, check, race
@@ -84,9 +83,8 @@ class GpuMachine:
         if built is None:
             kernel = candidate.kernel
             package = build(candidate.plan, Path(self._folder.name), f"candidate_{len(self._built)}")
-            fp8 = kernel.compute.startswith("fp8")
-            bound, lse_bound = (BOUND_FP8, LSE_BOUND_FP8) if fp8 else (BOUND_16_BIT, LSE_BOUND_16_BIT)
-            lse_bound = getattr(kernel.details, "lse_bound", lse_bound)  # the family may know better
-            built = Built(self._folder.name, package, kernel.block_n, kernel.splits or 1, bound, lse_bound)
+            built = Built(
+                self._folder.name, package, kernel.block_n, kernel.splits or 1, kernel.error_bound, kernel.lse_bound
+            )
             self._built[candidate.identity] = built
         return built

@@ -96,5 +96,5 @@ def test_errors_of_imports_and_launches() -> None:
 
 
 def test_assembly_twins_import_without_triton() -> None:
-    code = "import sys, mla_codegen.emulate.asm; sys.exit('triton' in sys.modules)"
+    code = "import sys, mla_codegen.check.emulate.asm; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
