@@ -195,13 +195,13 @@ def _patch_once(patch_lang: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _one_at_a_time = threading.RLock()  # the interpreter keeps the grid, the program and the patched language in globals
 
 
-def _launch(call: Callable[..., Any]) -> Callable[..., Any]:
+def _launch(run: Callable[..., Any]) -> Callable[..., Any]:
     """One launch at a time, and log2(0) = -inf and -inf - x are what the kernels mean, not faults."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with _one_at_a_time, np.errstate(all="ignore"):
             _patched.clear()
-            return call(*args, **kwargs)
+            return run(*args, **kwargs)
 
     return wrapped
 
@@ -224,4 +224,4 @@ def correct() -> None:
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
-    interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)
+    interpreter.InterpretedFunction.run = _launch(interpreter.InterpretedFunction.run)
