@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8
+from mla_codegen.check import block_types
 from mla_codegen.check.workers import Workers, cores, first_line
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan
@@ -186,6 +187,8 @@ def verify_kernel(job: Job) -> Result:
     kernel = job.kernel
     bound, lse_bound = bounds_of(kernel)
     errors, lse_errors, failures = [], [], []
+    if job.device == "cpu":
+        block_types.remember()
     try:
         module = (_emulate if job.emulated else _load)(job.folder, job.spec, kernel)
         cases = list(cases_of(kernel, job.seed))
