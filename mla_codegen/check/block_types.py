@@ -10,8 +10,9 @@ TENSOR = {"handle", "type", "dtype", "shape", "numel"}
 
 
 def remember() -> None:
-    """Exchange the two constructors, once for the process."""
+    """Exchange the two constructors and the look-up of numpy's types, once for the process."""
     from triton.language import core
+    from triton.runtime import interpreter
 
     if getattr(core.block_type.__init__, "remembers", False):
         return
@@ -22,7 +23,7 @@ def remember() -> None:
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = tuple([getattr(size, "value", size) for size in shape])
         key = (element_ty.name, getattr(element_ty, "address_space", None), sizes)
-        known = types.get(key)
+        known = types.get(key) if isinstance(shape, list | core.tuple) else None
         if known is None:
             make_type(self, element_ty, shape)
             types[key] = dict(self.__dict__)
@@ -39,5 +40,14 @@ def remember() -> None:
         else:
             self.__dict__.update(known, handle=handle, type=type, dtype=type.scalar)
 
+    look_up = interpreter._get_np_dtype
+    numpy_types: dict[str, Any] = {}
+
+    def numpy_type(type: Any) -> Any:
+        if type.name not in numpy_types:
+            numpy_types[type.name] = look_up(type)
+        return numpy_types[type.name]
+
+    interpreter._get_np_dtype = numpy_type
     block_type.remembers = True  # type: ignore[attr-defined]
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
