@@ -25,6 +25,10 @@ settings.load_profile("tests")
 def pytest_configure(config: pytest.Config) -> None:
     # Triton's interpreter converts arrays of one element to numbers in its own way.
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim:DeprecationWarning")
+    if not HAS_GPU:
+        from mla_codegen.check.block_types import remember
+
+        remember()
     if not hasattr(config, "workerinput") and not sys.stdout.isatty():
         config.pluginmanager.register(Progress(config))
 

@@ -17,6 +17,7 @@ import torch
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT
 from mla_codegen.catalog.targets import TARGETS, Target, find_target
+from mla_codegen.check import block_types
 from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
 from mla_codegen.check.verify import NAN, TIMEOUT, Result, gpu_at_hand, pool, settle
 from mla_codegen.check.workers import first_line
@@ -267,6 +268,7 @@ def _verify(asked: tuple[Path, Job, str, int]) -> Result:
             from mla_codegen.runtime import interpreter
 
             interpreter.correct()
+            block_types.remember()
             lens = [SHORT[i % len(SHORT)] for i in range(job.batch)]
         else:
             lens = [max(0, job.kv_len - 7 * i) if i % 5 else job.kv_len for i in range(job.batch)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_codegen.catalog.releases import installed_triton, release_of
+from mla_codegen.check import block_types
 from mla_codegen.check.workers import Workers, cores, first_line
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan
@@ -180,6 +181,8 @@ def verify_kernel(job: Job) -> Result:
     kernel = job.kernel
     bound, lse_bound = kernel.error_bound, kernel.lse_bound
     errors, lse_errors, failures = [], [], []
+    if job.device == "cpu":
+        block_types.remember()
     try:
         module = (_emulate if job.emulated else _load)(job.folder, job.spec, kernel)
         cases = list(cases_of(kernel, job.seed))
