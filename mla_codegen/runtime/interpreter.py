@@ -8,7 +8,6 @@ found by its symbol.
 """
 
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +159,14 @@ def _with_index(patch_lang_tensor: Callable[..., Any]) -> Callable[..., Any]:
         patch_lang_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+
+def _quiet(min_max: Callable[..., Any]) -> Callable[..., Any]:
+    """A maximum of nothing but NaN is NaN, as the hardware's is, and no reason for numpy to warn."""
+    quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
+
+    def patched(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return min_max(self, input, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
     return patched
 
 
@@ -211,8 +218,6 @@ def correct() -> None:
     if getattr(interpreter, "_corrected_for_mla", False):
         return
     interpreter._corrected_for_mla = True
-    # A maximum of nothing but NaN is NaN, as the hardware's is.
-    warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning, r"triton\.runtime\.interpreter")
     interpreter._convert_float = _convert_float
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
@@ -221,6 +226,9 @@ def correct() -> None:
     builder.create_masked_store = _bool_mask_third(builder.create_masked_store)
     builder.create_extern_elementwise = _create_extern
     interpreter._implicit_cvt = _whole_number(interpreter._implicit_cvt)
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
+    interpreter.ReduceOps.min_max = _quiet(interpreter.ReduceOps.min_max)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
