@@ -5,7 +5,6 @@ per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, and has no inline
 parts in place; each assembly step gets a plain twin, found by its text.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +99,16 @@ def _with_fnuz(patch_lang_core: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
+def _quiet(min_max: Callable[..., Any]) -> Callable[..., Any]:
+    """A maximum of nothing but NaN is NaN, as the hardware's is, and no reason for numpy to warn."""
+    quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
+
+    def patched(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return min_max(self, input, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
+    return patched
+
+
 class _NoScope:
     """What a repeated patch returns: nothing to restore."""
 
@@ -144,11 +153,10 @@ def correct() -> None:
     if getattr(interpreter, "_corrected_for_mla", False):
         return
     interpreter._corrected_for_mla = True
-    # A maximum of nothing but NaN is NaN, as the hardware's is.
-    warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning, r"triton\.runtime\.interpreter")
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
+    interpreter.ReduceOps.min_max = _quiet(interpreter.ReduceOps.min_max)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
     interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)

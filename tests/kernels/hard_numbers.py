@@ -1,6 +1,6 @@
 """Inputs whose numbers are hard, for the kernels of every family: NaN and infinity, sinks far above the rest, strides.
 
-Each `hold_...` takes `run(case) -> (out, LSE)`, so that interpreted, emulated and compiled kernels are held to the same.
+Each `hold_...` takes `run(case) -> (out, LSE)`: interpreted, emulated and compiled kernels are held to the same.
 """
 
 from collections.abc import Callable

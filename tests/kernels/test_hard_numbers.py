@@ -3,13 +3,10 @@
 The rules, and what holds kernels to them, are in `hard_numbers`; the CDNA families' tests use the same.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
-import torch
 from emulated import Emulated
 from hard_numbers import far_heads, hold_non_finite, hold_ones, hold_sinks
 from harness import BF16, EXACT, MODES, PORTABLE_FP8, Builder, Got, Mode, check, make_spec
@@ -41,11 +38,11 @@ class Form:
         return 5e-3 if self.kv.startswith("fp8") else 1e-4
 
 
-FORMS = [
-    Form(kv, *form)
-    for kv in ("fp8_e4m3fn", "bf16")
-    for form in (("b2_kv256",), ("any_direct",), ("any", 3), ("balanced",), ("any_direct", None, 16), ("balanced", None, 64))
+PARTS: list[tuple[str, int | None, int | None]] = [
+    ("b2_kv256", None, None), ("any_direct", None, None), ("any", 3, None), ("balanced", None, None),
+    ("any_direct", None, 16), ("balanced", None, 64),
 ]  # fmt: skip
+FORMS = [Form(kv, *part) for kv in ("fp8_e4m3fn", "bf16") for part in PARTS]
 DIRECT = [form for form in FORMS if form.part == "any_direct" and not form.page_size]
 each_form = pytest.mark.parametrize("form", FORMS, ids=str)
 Hopper = Callable[..., Callable[[Case], Got]]
@@ -94,9 +91,7 @@ def test_what_is_not_finite_in_pages(build: Builder, mode: Mode) -> None:
     kernels = build(mode.spec(**SMALL) | {"kv": {"layout": "paged", "page_size": 16}})
     kernel = kernels.plan.general(mode.kv)[0]
     module = kernels.module(kernel.name)
-    hold_non_finite(
-        lambda case: run_paged(module, kernel, in_pages(case, 16).to(kernels.device)), mode.kv, 32, **SMALL
-    )
+    hold_non_finite(lambda case: run_paged(module, kernel, in_pages(case, 16).to(kernels.device)), mode.kv, 32, **SMALL)
 
 
 @pytest.mark.parametrize("mode", [BF16, PORTABLE_FP8], ids=str)

@@ -117,7 +117,8 @@ def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
     Empty: no gap is looked for, because elements overlap.
     """
-    steps = sorted(((n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1), key=lambda step: -step[1])
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    steps = sorted(((count, stride) for count, stride in sizes if count > 1), key=lambda step: -step[1])
     inner = 0  # span of the dimensions within
     for count, stride in reversed(steps):
         if stride <= inner:

@@ -48,7 +48,7 @@ class Details:
     rope_bytes     pointer type of rope columns where they are read by the byte
     kv_factor      what 1.0 of the decoded KV stands for
     q_top          power of two that each head's largest |q| is scaled to; 0: q is used as it is
-    weight_shift   added to the exponent of the weights, so that small ones survive fp8 or f16; weight_scale: as a factor
+    weight_shift   added to the exponent of the weights, so that small ones survive fp8, f16; weight_scale: as a factor
     sums_rounded   the softmax sum is of the rounded weights; else rounding is too fine to matter
     key_factor     factor of f16 keys, by which those that are NaN become infinite; 0: keys are used as they are
     zero_sign_is_nan   of fp8 bytes that are decoded by shifts 0x80 is NaN
