@@ -159,6 +159,8 @@ def _with_index(patch_lang_tensor: Callable[..., Any]) -> Callable[..., Any]:
         patch_lang_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    return patched
+
 
 def _quiet(min_max: Callable[..., Any]) -> Callable[..., Any]:
     """A maximum of nothing but NaN is NaN, as the hardware's is, and no reason for numpy to warn."""
