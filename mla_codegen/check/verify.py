@@ -183,8 +183,8 @@ def verify_kernel(job: Job) -> Result:
     try:
         module = (_emulate if job.emulated else _load)(job.folder, job.spec, kernel)
         cases = list(cases_of(kernel, job.seed))
-        for what, case, splits, ways in _by_layout(kernel, cases[: 1 if job.quick else None], job.device, job.seed):
-            error, lse_error, wrong = _run_case(module, kernel, case, ways, splits, job.device)
+        for what, case, splits, ways in by_layout(kernel, cases[: 1 if job.quick else None], job.device, job.seed):
+            error, lse_error, wrong = run_case(module, kernel, case, ways, splits, job.device)
             errors.append(error)
             lse_errors.append(lse_error)
             if wrong:
@@ -246,7 +246,7 @@ def runtime_of(name: str) -> dict[str, Any]:
     return {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
 
 
-def _by_layout(
+def by_layout(
     kernel: KernelPlan, cases: Sequence[tuple[str, Any, int | None]], device: str, seed: int
 ) -> Iterator[tuple[str, Any, int | None, list[tuple[Any, ...]]]]:
     """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV of each request lies.
@@ -268,7 +268,7 @@ def _by_layout(
         yield what, case, splits, ways
 
 
-def _run_case(
+def run_case(
     module: Any, kernel: KernelPlan, case: Any, ways: list[tuple[Any, ...]], splits: int | None, device: str
 ) -> tuple[float, float, str]:
     """(relative L2, largest LSE difference, what else is wrong), the worst of `ways`."""
