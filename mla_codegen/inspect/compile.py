@@ -28,8 +28,8 @@ from typing import Any
 
 import platformdirs
 
+from mla_codegen.catalog.host import cores
 from mla_codegen.catalog.releases import installed_triton
-from mla_codegen.check.workers import cores
 from mla_codegen.inspect.job import CompileJob
 from mla_codegen.publish.files import replace_file
 

@@ -1,7 +1,7 @@
 """Call a rendered kernel file on a CPU: its own host code runs, and what it launches is compiled and executed.
 
-Every launch is specialised by its arguments as Triton would on an AMD GPU (`inspect.worker.launch_of`), compiled for the
-target in a process of its own, and run by `machine.Kernel`. So grids, arguments and options are those of the file.
+Every launch is specialised by its arguments as Triton would on an AMD GPU (`inspect.worker.launch_of`), compiled for
+the target in a process of its own, and run by `machine.Kernel`. Grids, arguments and options are those of the file.
 """
 
 from __future__ import annotations
@@ -137,5 +137,3 @@ def memory_of(tensor: Any) -> Any:
         return np.zeros(0, np.uint8)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((span,), (1,)).view(torch.uint8).numpy()
-
-

@@ -43,8 +43,8 @@ class CodeObject:
     """One kernel of a code object.
 
     code             its machine code; `entry`: offset of the first instruction
-    preload          4-byte words of the kernarg segment that hardware puts into SGPRs, `preload_from` the first of them;
-                     a kernel with some is entered 256 bytes later
+    preload          4-byte words of the kernarg segment that hardware puts into SGPRs, `preload_from` the first; a
+                     kernel with some is entered 256 bytes later
     user_sgprs       what stands in the SGPRs at the start: name -> (first register, registers)
     system_sgprs     register of the workgroup's number in each dimension that the kernel asks for
     denormals        fp32 denormals are kept, else flushed to zero
@@ -146,7 +146,8 @@ def _file_offset(sections: list[_Section], address: int) -> int:
 
 def _user_sgprs(properties: int, preload: int, rsrc2: int) -> tuple[dict[str, tuple[int, int]], int]:
     """(what the user SGPRs hold, the first SGPR behind them)"""
-    found, at = {}, 0
+    found: dict[str, tuple[int, int]] = {}
+    at = 0
     for bit, name, count in _USER_SGPRS:
         if properties >> bit & 1:
             found[name] = (at, count)
@@ -161,7 +162,7 @@ def _user_sgprs(properties: int, preload: int, rsrc2: int) -> tuple[dict[str, tu
 
 
 def _system_sgprs(rsrc2: int, first: int) -> dict[int, int]:
-    found = {}
+    found: dict[int, int] = {}
     for dimension in range(3):
         if rsrc2 >> (7 + dimension) & 1:
             found[dimension] = first + len(found)
@@ -228,7 +229,7 @@ def _unpack(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def _unpack_map(data: bytes, at: int, count: int) -> tuple[dict[Any, Any], int]:
-    found = {}
+    found: dict[Any, Any] = {}
     for _ in range(count):
         key, at = _unpack(data, at)
         found[key], at = _unpack(data, at)

@@ -21,9 +21,7 @@ def _fp8_table(bias: int, fnuz: bool) -> Array:
     """fp32 of every fp8 e4m3 byte."""
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, byte & 7
-    value = np.where(
-        exponent == 0, mantissa * 2.0 ** (1 - bias - 3), (1 + mantissa / 8) * 2.0 ** (exponent - bias)
-    )
+    value = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias - 3), (1 + mantissa / 8) * 2.0 ** (exponent - bias))
     value = np.where(byte & 0x80, -value, value)
     value[byte == 0x80 if fnuz else byte & 0x7F == 0x7F] = np.nan
     return value.astype(F32)
@@ -116,7 +114,7 @@ def root(x: Array) -> Array:
     return np.sqrt(flush(x).astype(F64)).astype(F32)
 
 
-def ldexp(x: Array, by: Array) -> Array:
+def ldexp(x: Array, by: Any) -> Array:
     """x * 2 ** by, rounded once."""
     return np.ldexp(x.astype(F64), np.clip(by, -400, 400)).astype(F32)
 

@@ -259,4 +259,3 @@ def _one_from_fp8(one: Instruction, uses: Uses, arch: str) -> Run:
     byte = int(one.modifiers.get("src0_sel", "BYTE_0").removeprefix("BYTE_").replace("DWORD", "0"))
     table = FP8[arch]
     return lambda waves: waves.write(target, table[source(waves) >> U32(8 * byte) & U32(0xFF)].view(U32))
-

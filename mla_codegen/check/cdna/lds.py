@@ -79,9 +79,7 @@ class Lds:
             found[mask] = self.data[first[:, None] + np.arange(size)]
         return found, marks
 
-    def write(
-        self, waves: Waves, at: Array, data: Array, instruction: Instruction, *, flying: bool = False
-    ) -> Array:
+    def write(self, waves: Waves, at: Array, data: Array, instruction: Instruction, *, flying: bool = False) -> Array:
         """Store `data` [waves, 64, size] at `at` [waves, 64] of the active lanes; returns marks.
 
         flying   a copy from memory, which this wave must wait for before it reads there

@@ -22,9 +22,7 @@ from mla_codegen.check.cdna.vmem import Machine
 Array = NDArray[Any]
 Run = Callable[[Waves], None]
 U32, I64 = np.uint32, np.int64
-_NAME = re.compile(
-    r"ds_(read|write)(2|2st64)?_([bui])(8|16|32|64|96|128)(_tr_b8|_tr_b16)?(_d16)?(_d16_hi|_hi)?"
-)
+_NAME = re.compile(r"ds_(read|write)(2|2st64)?_([bui])(8|16|32|64|96|128)(_tr_b8|_tr_b16)?(_d16)?(_d16_hi|_hi)?")
 _SWAP = re.compile(r"swizzle\(SWAP,(\d+)\)")
 _QUADS = re.compile(r"swizzle\(QUAD_PERM,(\d),(\d),(\d),(\d)\)")
 
@@ -160,7 +158,7 @@ def _gather_lanes(one: Instruction, uses: Uses) -> Run:
 
 
 def _swizzle(one: Instruction, uses: Uses) -> Run:
-    """ds_swizzle_b32 in the ways that LLVM names: SWAP exchanges neighbouring groups of lanes, QUAD_PERM within four."""
+    """ds_swizzle_b32 in two of LLVM's ways: SWAP exchanges neighbouring groups of lanes, QUAD_PERM permutes four."""
     one.allow("offset")
     target = registers(one, one.operands[0], uses, write=True, file="v").first
     source = registers(one, one.operands[1], uses, file="v").first

@@ -48,7 +48,11 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a launch did, summed over its waves. `executed` [instructions]: how often each was run, by listing number."""
+    """What a launch did, summed over its waves.
+
+    executed   [instructions]: how often each was run, by its number in the listing
+    reads      argument whose reads were counted -> [bytes]: how often each was read
+    """
 
     instructions: Sequence[Instruction]
     executed: Array
@@ -109,9 +113,8 @@ class Kernel:
             if isinstance(value, Pointer):
                 address = self.memory.add(value.name, value.content, value.count) - value.before
                 value = address.to_bytes(8, "little")
-            if len(value) != place.size or (place.size == 8) != (place.kind == "global_buffer"):
-                if not (place.kind == "by_value" and len(value) == place.size):
-                    raise ValueError(f"{self.code.name}: an argument of {len(value)} bytes for one of {place.size}")
+            if len(value) != place.size:
+                raise ValueError(f"{self.code.name}: an argument of {len(value)} bytes for one of {place.size}")
             segment[place.offset : place.offset + place.size] = np.frombuffer(value, np.uint8)
         hidden = {
             "hidden_block_count_x": programs, "hidden_block_count_y": 1, "hidden_block_count_z": 1,

@@ -1,7 +1,7 @@
 """Device memory: the arguments' arrays, each alone in a part of the address space, so that a wrong address shows.
 
-Array n has the addresses from n * SPACE + START on. Nothing lies within 64 GiB before or SPACE behind its first byte: an offset that is
-too large, negative or cut to 32 bits leads nowhere.
+Array n has the addresses from n * SPACE + START on. Nothing else is near, neither 64 GiB before its first byte nor a
+TiB behind: an offset that is too large, negative or cut to 32 bits leads nowhere.
 """
 
 from __future__ import annotations

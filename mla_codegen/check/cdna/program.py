@@ -127,5 +127,3 @@ class Program:
                 waves.wait_lgkm(lgkm)
 
         return wait
-
-

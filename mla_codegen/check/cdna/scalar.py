@@ -199,8 +199,8 @@ def _assign(
 
 
 def _short(one: Instruction, uses: Uses) -> Run:
-    value = number(one.operands[1]) & 0xFFFF
-    value = np.array([value - (1 << 16) if value >> 15 else value], I32)
+    bits = number(one.operands[1]) & 0xFFFF
+    value = np.array([bits - (1 << 16) if bits >> 15 else bits], I32)
     result, sources, function = ARITHMETIC[_SHORT[one.opcode]]
     reads: list[Callable[[Waves], Array]] = []
     if len(sources) == 2:

@@ -184,7 +184,11 @@ TABLE: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "v_bfi_b32": ("u", "uuu", lambda a, b, c: a & b | ~a & c),
     "v_bfm_b32": ("u", "uu", lambda a, b: ((U32(1) << _by(a)) - U32(1)) << _by(b)),
     "v_alignbit_b32": ("u", "uuu", lambda a, b, c: ((b | a.astype(U64) << U64(32)) >> _by(c)).astype(U32)),
-    "v_alignbyte_b32": ("u", "uuu", lambda a, b, c: ((b | a.astype(U64) << U64(32)) >> (c & U32(3)) * U32(8)).astype(U32)),
+    "v_alignbyte_b32": (
+        "u",
+        "uuu",
+        lambda a, b, c: ((b | a.astype(U64) << U64(32)) >> (c & U32(3)) * U32(8)).astype(U32),
+    ),
     "v_perm_b32": ("u", "uuu", permute_bytes),
     "v_lerp_u8": ("u", "uuu", average_bytes),
     "v_cndmask_b32": ("u", "uum", lambda a, b, c: np.where(c, b, a)),
@@ -226,10 +230,11 @@ TABLE: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "v_div_fmas_f32": ("u", "fffm", floats.div_fmas),
     "v_div_fixup_f32": ("u", "fff", floats.div_fixup),
 }
-_SIGNED = {
+Relation = Callable[[Array, Array], Array]
+_SIGNED: dict[str, Relation] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
 }  # fmt: skip
-_FLOAT = {name: _SIGNED[name] for name in ("eq", "lt", "le", "gt", "ge")}
+_FLOAT: dict[str, Relation] = {name: _SIGNED[name] for name in ("eq", "lt", "le", "gt", "ge")}
 _FLOAT |= {
     "lg": lambda a, b: _ordered(a, b) & (a != b),
     "o": _ordered,

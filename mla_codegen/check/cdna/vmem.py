@@ -125,9 +125,7 @@ def _buffer(one: Instruction, texts: list[str], size: int, uses: Uses, machine: 
     return bounded
 
 
-def _load(
-    one: Instruction, target: int, size: int, kind: str, half: str, address: Address, machine: Machine
-) -> Run:
+def _load(one: Instruction, target: int, size: int, kind: str, half: str, address: Address, machine: Machine) -> Run:
     words = max(1, size // 4)
     access = Access(one, tuple(range(target, target + words)))
     signed = kind in ("sbyte", "sshort")
