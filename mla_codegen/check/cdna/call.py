@@ -7,7 +7,7 @@ the target in a process of its own, and run by `machine.Kernel`. Grids, argument
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +39,15 @@ class Launch:
     kernel: str
     programs: int
     compiled: Compiled
+    executable: Kernel
+    arguments: tuple[Pointer | bytes, ...]
     counts: Counts
     findings: tuple[Finding, ...]
+
+    def again(self, **how: Any) -> tuple[Counts, list[Finding]]:
+        """The same launch once more, on what its arguments' memory holds now. Arguments: see `Kernel.launch`."""
+        made = self.compiled.metadata
+        return self.executable.launch(self.programs, made["num_warps"], made["shared"], self.arguments, **how)
 
 
 @dataclass
@@ -51,14 +58,14 @@ class Session:
     before    argument -> bytes by which its pointer lies before the array that is given: as if that were a part of
               an array of many GiB. It is then compiled as a tensor of 2 GiB and more
     count     arguments of which reads are counted
-    edit      changes a kernel before it runs: for faults that are planted
+    traffic   count bytes and bank conflicts of LDS
     launches  those that were made
     """
 
     arch: str
     before: Mapping[str, int] = field(default_factory=dict)
     count: frozenset[str] = frozenset()
-    edit: Callable[[Kernel], None] | None = None
+    traffic: bool = False
     timeout_s: float = 600.0
     launches: list[Launch] = field(default_factory=list)
     _kernels: dict[CompileJob, tuple[Compiled, Kernel]] = field(default_factory=dict)
@@ -108,19 +115,16 @@ class Session:
         kinds = ((one, job.signature[one]) for one in function.arg_names if job.signature[one] != "constexpr")
         arguments = [self._argument(one, kind, given[one]) for one, kind in kinds]
         counts, findings = kernel.launch(
-            programs, compiled.metadata["num_warps"], compiled.metadata["shared"], arguments
+            programs, compiled.metadata["num_warps"], compiled.metadata["shared"], arguments, count_traffic=self.traffic
         )
-        self.launches.append(Launch(name, programs, compiled, counts, tuple(findings)))
+        self.launches.append(Launch(name, programs, compiled, kernel, tuple(arguments), counts, tuple(findings)))
 
     def _kernel(self, job: CompileJob) -> tuple[Compiled, Kernel]:
         if job not in self._kernels:
             (outcome,) = compile_jobs([job], parallel=1, timeout_s=self.timeout_s, triton=installed_triton())
             if isinstance(outcome, Failed):
                 raise DoesNotCompile(f"{job.kernel} for {job.arch}: {outcome.reason}")
-            kernel = Kernel(outcome.asm, outcome.binary)
-            if self.edit is not None:
-                self.edit(kernel)
-            self._kernels[job] = outcome, kernel
+            self._kernels[job] = outcome, Kernel(outcome.asm, outcome.binary)
         return self._kernels[job]
 
     def _argument(self, name: str, kind: str, value: Any) -> Pointer | bytes:

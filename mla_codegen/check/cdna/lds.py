@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mla_codegen.check.cdna.banks import Traffic
 from mla_codegen.check.cdna.findings import OUTSIDE, RACE, UNWRITTEN, Findings
 from mla_codegen.check.cdna.listing import Instruction
 from mla_codegen.check.cdna.state import Waves
@@ -25,10 +26,14 @@ _OWN = np.array([0xFF << 8 * slot for slot in range(WAVES)], np.uint64)
 
 
 class Lds:
-    """Shared memory of `groups` workgroups, `size` bytes each; `cell`: bytes of the smallest access."""
+    """Shared memory of `groups` workgroups, `size` bytes each.
 
-    def __init__(self, groups: int, size: int, cell: int, findings: Findings) -> None:
-        self.size, self.cell, self.findings = size, cell, findings
+    cell      bytes of the smallest access
+    traffic   counts bytes and bank conflicts, if given
+    """
+
+    def __init__(self, groups: int, size: int, cell: int, findings: Findings, traffic: Traffic | None = None) -> None:
+        self.size, self.cell, self.findings, self.traffic = size, cell, findings, traffic
         self.stride = -(-size // 16) * 16
         self.data = np.full(groups * self.stride + 16, 0xA5, np.uint8)
         self.cells = self.stride // cell
@@ -39,14 +44,17 @@ class Lds:
         self.last = np.zeros(count, np.int32)  # line of the instruction that touched it last
 
     def _places(
-        self, waves: Waves, at: Array, size: int, mask: Array, instruction: Instruction
+        self, waves: Waves, at: Array, size: int, instruction: Instruction, write: bool
     ) -> tuple[Array, Array, Array]:
         """(bytes in `data` of the first byte, slots, mask) of the active lanes whose access is inside."""
+        mask = waves.mask
         inside = (at >= 0) & (at + size <= self.size)
         if not inside[mask].all():
             furthest = int(at[mask].max()) + size
             self.findings.note(OUTSIDE, instruction, f"LDS up to byte {furthest} of the launch's {self.size}")
             mask = mask & inside
+        if self.traffic is not None:
+            self.traffic.add(at, mask, size, write)
         base = (waves.group * self.stride)[:, None] + at
         return base[mask], np.broadcast_to(waves.slot[:, None], mask.shape)[mask], mask
 
@@ -55,7 +63,7 @@ class Lds:
 
     def read(self, waves: Waves, at: Array, size: int, instruction: Instruction) -> tuple[Array, Array]:
         """([waves, 64, size] bytes at byte offsets `at` [waves, 64] of the active lanes, marks)."""
-        first, slot, mask = self._places(waves, at, size, waves.mask, instruction)
+        first, slot, mask = self._places(waves, at, size, instruction, False)
         cells = self._cells(first, size)
         written = self.written_by.view(np.uint64)[cells, 0]
         others = written & ~_OWN[slot][:, None]
@@ -85,7 +93,7 @@ class Lds:
         flying   a copy from memory, which this wave must wait for before it reads there
         """
         size = data.shape[2]
-        first, slot, mask = self._places(waves, at, size, waves.mask, instruction)
+        first, slot, mask = self._places(waves, at, size, instruction, True)
         cells = self._cells(first, size)
         mine = data[mask]
         readers = self.read_by.view(np.uint64)[cells, 0] & ~_OWN[slot][:, None]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mla_codegen.check.cdna import code_object, lds_access
+from mla_codegen.check.cdna.banks import Traffic
 from mla_codegen.check.cdna.findings import BARRIER, WAIT, Finding, Findings
 from mla_codegen.check.cdna.lds import WAVES, Lds
 from mla_codegen.check.cdna.listing import Instruction
@@ -52,11 +53,15 @@ class Counts:
 
     executed   [instructions]: how often each was run, by its number in the listing
     reads      argument whose reads were counted -> [bytes]: how often each was read
+    waits      s_waitcnt that had something to wait for
+    traffic    of LDS, where it was counted
     """
 
     instructions: Sequence[Instruction]
     executed: Array
     reads: Mapping[str, Array]
+    waits: int = 0
+    traffic: Traffic | None = None
 
 
 class Kernel:
@@ -67,6 +72,9 @@ class Kernel:
         self.findings = Findings()
         self.memory = Memory(self.findings)
         self.lds = Lds(0, 0, 4, self.findings)
+        self.executed = np.zeros(0, np.int64)
+        self.budget = self.waits = 0
+        self.traffic: Traffic | None = None
         self.program = Program(asm, self.code, self)
         self.cell = min(
             (lds_access.width(one) for one in self.program.instructions if one.opcode.startswith("ds_")), default=4
@@ -74,24 +82,34 @@ class Kernel:
         self.cell = min(4, self.cell)
 
     def launch(
-        self, programs: int, waves: int, lds_bytes: int, arguments: Sequence[Pointer | bytes], only: Sequence[int] = ()
+        self,
+        programs: int,
+        waves: int,
+        lds_bytes: int,
+        arguments: Sequence[Pointer | bytes],
+        *,
+        only: Sequence[int] = (),
+        count_traffic: bool = False,
     ) -> tuple[Counts, list[Finding]]:
         """Run all workgroups of a grid of one dimension, or `only` some; (counts, faults).
 
         waves       of a workgroup
         lds_bytes   of a workgroup, beside what the code object itself asks for
         arguments   in the kernel's order; the bytes of what is no pointer. Further pointers of the kernel are null
+        count_traffic   count bytes and bank conflicts of LDS
         """
         if waves > WAVES:
             raise ValueError(f"{waves} waves a workgroup; the records of LDS hold {WAVES}")
         self.findings.found.clear()
-        self.memory.__init__(self.findings)  # type: ignore[misc]
+        self.memory = Memory(self.findings)
         kernarg = self._kernarg(programs, waves, arguments)
         base = self.memory.add("the arguments", kernarg)
         self.executed = np.zeros(len(self.program.steps) + 1, np.int64)
         chosen = list(only) or list(range(programs))
         step = max(1, BATCH // waves)
         self.budget = LONGEST
+        self.traffic = Traffic() if count_traffic else None
+        self.waits = 0
         with np.errstate(all="ignore"):
             for begin in range(0, len(chosen), step):
                 self._run(chosen[begin : begin + step], waves, lds_bytes + self.code.lds_bytes, kernarg, base)
@@ -100,7 +118,7 @@ class Kernel:
             argument.content[:] = self.memory.content(number)
             if argument.count:
                 reads[argument.name] = self.memory.counted[number]
-        counts = Counts(self.program.instructions, np.cumsum(self.executed)[:-1], reads)
+        counts = Counts(self.program.instructions, np.cumsum(self.executed)[:-1], reads, self.waits, self.traffic)
         return counts, self.findings.sorted()
 
     def _kernarg(self, programs: int, waves: int, arguments: Sequence[Pointer | bytes]) -> Array:
@@ -147,7 +165,7 @@ class Kernel:
         return start
 
     def _run(self, groups: Sequence[int], waves: int, lds_bytes: int, kernarg: Array, base: int) -> None:
-        self.lds.__init__(len(groups), lds_bytes, self.cell, self.findings)  # type: ignore[misc]
+        self.lds = Lds(len(groups), lds_bytes, self.cell, self.findings, self.traffic)
         ready = [self._start(groups, waves, kernarg, base)]
         waiting: list[Waves] = []
         ended = np.zeros(len(groups), bool)

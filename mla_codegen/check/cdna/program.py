@@ -116,14 +116,19 @@ class Program:
         return scalar.build(one, uses)
 
     def _wait(self, one: Instruction, machine: vmem.Machine) -> Callable[[Waves], Any]:
-        vm, lgkm = scalar.waits(one)
+        return waiting(*scalar.waits(one), machine)
 
-        def wait(waves: Waves) -> None:
-            if vm is not None:
-                for access in waves.wait_vm(vm):
-                    if access.marks is not None:
-                        machine.lds.landed(access.marks)
-            if lgkm is not None:
-                waves.wait_lgkm(lgkm)
 
-        return wait
+def waiting(vm: int | None, lgkm: int | None, machine: vmem.Machine) -> Callable[[Waves], Any]:
+    """s_waitcnt with these counts; None: not waited for."""
+
+    def wait(waves: Waves) -> None:
+        done = waves.wait_vm(vm) if vm is not None else []
+        for access in done:
+            if access.marks is not None:
+                machine.lds.landed(access.marks)
+        if lgkm is not None:
+            done = done + waves.wait_lgkm(lgkm)
+        machine.waits += waves.count * bool(done)
+
+    return wait

@@ -32,11 +32,12 @@ _BYTES = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "short": 2, "b
 
 
 class Machine(Protocol):
-    """Where instructions find the memory of the launch."""
+    """Where instructions find the memory of the launch. `waits`: waits that had something to wait for."""
 
     memory: Memory
     lds: Lds
     findings: Findings
+    waits: int
 
 
 # waves -> (addresses, lanes that access), both [waves, 64]; a load gives the other active lanes 0
