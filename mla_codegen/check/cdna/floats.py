@@ -152,7 +152,10 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """The quotient with the special cases of division put right, after the pseudo-code."""
+    """The quotient with the special cases of division put right, after the pseudo-code.
+
+    A quotient that became NaN on the way from numbers is one that overflowed.
+    """
     sign = (denominator.view(U32) ^ numerator.view(U32)) & _SIGN
     gap = exponent(numerator) - exponent(denominator)
 
@@ -166,7 +169,7 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
         (denominator == 0) | np.isinf(numerator),
         np.isinf(denominator) | (numerator == 0),
         gap < -150,
-        exponent(denominator) == 255,
+        np.isnan(quotient),
     ]
     quiet = U32(0x400000)
     choices = [

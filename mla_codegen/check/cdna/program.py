@@ -77,46 +77,47 @@ class Program:
 
     def _step(self, one: Instruction, machine: vmem.Machine) -> Step:
         uses = Uses()
-        try:
-            run = self._build(one, uses, machine)
-        except Unknown:
-            raise
-        except (ValueError, KeyError, IndexError) as error:
-            raise Unknown(one, f"{type(error).__name__}: {error}") from error
+        if one.opcode.startswith(("s_branch", "s_cbranch")):
+            self.branches[one.number] = Branch(self.labels[one.operands[0]], scalar.branch(one, uses))
+            run: Callable[[Waves], Any] = _nothing
+        else:
+            run = build(one, uses, self.code.arch, self.code.denormals, machine)
         reads = frozenset(uses.reads)
-        # EXEC, VCC and the like are never loaded; what an instruction overwrites must not be under way either.
+        # What an instruction overwrites must not be under way either.
         return Step(one, run, reads, reads | frozenset(uses.writes))
 
-    def _build(self, one: Instruction, uses: Uses, machine: vmem.Machine) -> Callable[[Waves], Any]:
-        name = one.opcode
-        if name.startswith("s_"):
-            return self._build_scalar(one, uses, machine)
-        if name.startswith("v_mfma"):
-            return matrix.build(one, uses, self.code.arch)
-        if name.startswith("v_"):
-            special = lanes.build(one, uses, self.code.arch, machine.findings)
-            return special or vector.build(one, uses, self.code.denormals)
-        if name.startswith("ds_"):
-            return lds_access.build(one, uses, machine)
-        if name.startswith("scratch_"):
-            return vmem.build_scratch(one, uses, machine)
-        return vmem.build(one, uses, machine)
 
-    def _build_scalar(self, one: Instruction, uses: Uses, machine: vmem.Machine) -> Callable[[Waves], Any]:
-        name = one.opcode
-        if name in ("s_barrier", "s_endpgm"):
-            return lambda waves: None
-        if name == "s_waitcnt":
-            return self._wait(one, machine)
-        if name.startswith(("s_branch", "s_cbranch")):
-            self.branches[one.number] = Branch(self.labels[one.operands[0]], scalar.branch(one, uses))
-            return lambda waves: None
-        if name.startswith("s_load"):
-            return scalar.load(one, uses, lambda: machine.memory)
-        return scalar.build(one, uses)
+def build(one: Instruction, uses: Uses, arch: str, denormals: bool, machine: vmem.Machine) -> Callable[[Waves], Any]:
+    """What an instruction does to waves; of branches and barriers nothing. Raises Unknown, naming it and its line."""
+    try:
+        return _build(one, uses, arch, denormals, machine)
+    except (ValueError, KeyError, IndexError) as error:  # operands that are none
+        raise Unknown(one, f"{type(error).__name__}: {error}") from error
 
-    def _wait(self, one: Instruction, machine: vmem.Machine) -> Callable[[Waves], Any]:
+
+def _build(one: Instruction, uses: Uses, arch: str, denormals: bool, machine: vmem.Machine) -> Callable[[Waves], Any]:
+    name = one.opcode
+    if name in ("s_barrier", "s_endpgm"):
+        return _nothing
+    if name == "s_waitcnt":
         return waiting(*scalar.waits(one), machine)
+    if name.startswith("s_load"):
+        return scalar.load(one, uses, lambda: machine.memory)
+    if name.startswith("s_"):
+        return scalar.build(one, uses)
+    if name.startswith("v_mfma"):
+        return matrix.build(one, uses, arch)
+    if name.startswith("v_"):
+        return lanes.build(one, uses, arch, machine.findings) or vector.build(one, uses, denormals)
+    if name.startswith("ds_"):
+        return lds_access.build(one, uses, machine)
+    if name.startswith("scratch_"):
+        return vmem.build_scratch(one, uses, machine)
+    return vmem.build(one, uses, machine)
+
+
+def _nothing(waves: Waves) -> None:
+    return None
 
 
 def waiting(vm: int | None, lgkm: int | None, machine: vmem.Machine) -> Callable[[Waves], Any]:
