@@ -166,7 +166,7 @@ def _packed_move(one: Instruction, uses: Uses) -> Run:
     one.allow("op_sel", "op_sel_hi")
     target = registers(one, one.operands[0], uses, write=True, file="v").first
     low, high = (_half(one, text, uses) for text in one.operands[1:])
-    from_low, from_high = bits_of(one, "op_sel", "0", 2)
+    from_low, from_high = bits_of(one, "op_sel", "0", 2)[:2]
 
     def run(waves: Waves) -> None:
         values = low(waves, from_low).copy(), high(waves, from_high).copy()

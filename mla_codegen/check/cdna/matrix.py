@@ -41,7 +41,7 @@ def build(one: Instruction, uses: Uses, arch: str) -> Callable[[Waves], None]:
     if scaled:
         bytes_of = [
             low + 2 * high
-            for low, high in zip(bits_of(one, "op_sel", "0", 2), bits_of(one, "op_sel_hi", "0", 2), strict=False)
+            for low, high in zip(bits_of(one, "op_sel", "0", 2)[:2], bits_of(one, "op_sel_hi", "0", 2)[:2], strict=True)
         ]
         scales = [registers(one, text, uses, file="v").first for text in one.operands[4:6]]
         a, b = (_scaled(load, at, byte) for load, at, byte in zip((a, b), scales, bytes_of, strict=True))

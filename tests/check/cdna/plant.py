@@ -122,7 +122,10 @@ def main(spec: str, names: Sequence[str]) -> None:
                 for what, tried in try_all(launch).items():
                     unseen = [line for reported, line in tried if not reported]
                     caught = len(tried) - len(unseen)
-                    print(f"{kernel.name}:{launch.kernel}  {what}: {caught} of {len(tried)}; unseen at {unseen}", flush=True)
+                    print(
+                        f"{kernel.name}:{launch.kernel}  {what}: {caught} of {len(tried)}; unseen at {unseen}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -171,7 +171,9 @@ def test_bitop3_is_the_function_of_its_truth_table(table: int, width: int) -> No
     waves = Bench("gfx950", 4, {1: a, 2: b, 3: c}).run(f"v_bitop3_b{width} v0, v1, v2, v3 bitop3:{table:#x}")
     for x, y, z, got in zip(a.flat, b.flat, c.flat, waves.V[0].flat, strict=True):
         index = [int(x) >> k & 1 for k in range(32)], [int(y) >> k & 1 for k in range(32)], int(z)
-        wanted = sum((table >> (4 * index[0][k] + 2 * index[1][k] + (index[2] >> k & 1)) & 1) << k for k in range(width))
+        wanted = sum(
+            (table >> (4 * index[0][k] + 2 * index[1][k] + (index[2] >> k & 1)) & 1) << k for k in range(width)
+        )
         assert got == wanted
 
 
