@@ -313,7 +313,7 @@ STATEMENTS |= {
     "v_cmp_lg_f32": lambda a, b: a < b or a > b,
     "v_cmp_o_f32": lambda a, b: a == a and b == b,
     "v_cmp_u_f32": lambda a, b: a != a or b != b,
-    "v_cmp_neq_f32": lambda a, b: not a == b,
+    "v_cmp_neq_f32": lambda a, b: a != b,
     "v_cmp_nlg_f32": lambda a, b: not (a < b or a > b),
     "v_cmp_nlt_f32": lambda a, b: not a < b,
     "v_cmp_nle_f32": lambda a, b: not a <= b,

@@ -87,7 +87,7 @@ def test_vector_instruction(name: str) -> None:
     bench.mask(active)
     before = operands(77)
     bench.waves.V[2] = before
-    opcode = name if name.startswith("v_div") or name.startswith("v_mad") else f"{name}_e64"
+    opcode = name if name.startswith(("v_div", "v_mad")) else f"{name}_e64"
     waves = bench.run(f"{opcode} " + ", ".join([*targets[results], *filter(None, texts)]))
     for wave in range(4):
         for lane in range(64):
@@ -170,10 +170,10 @@ def test_bitop3_is_the_function_of_its_truth_table(table: int, width: int) -> No
     a, b, c = operands(1), operands(2), operands(3)
     waves = Bench("gfx950", 4, {1: a, 2: b, 3: c}).run(f"v_bitop3_b{width} v0, v1, v2, v3 bitop3:{table:#x}")
     for x, y, z, got in zip(a.flat, b.flat, c.flat, waves.V[0].flat, strict=True):
-        index = [int(x) >> k & 1 for k in range(32)], [int(y) >> k & 1 for k in range(32)], int(z)
-        wanted = sum(
-            (table >> (4 * index[0][k] + 2 * index[1][k] + (index[2] >> k & 1)) & 1) << k for k in range(width)
-        )
+        wanted = 0
+        for k in range(width):
+            row = 4 * (int(x) >> k & 1) + 2 * (int(y) >> k & 1) + (int(z) >> k & 1)
+            wanted |= (table >> row & 1) << k
         assert got == wanted
 
 
