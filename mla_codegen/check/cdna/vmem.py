@@ -100,7 +100,11 @@ def _global(one: Instruction, texts: list[str], size: int, uses: Uses, machine: 
 
 def _buffer(one: Instruction, texts: list[str], size: int, uses: Uses, machine: Machine) -> Address:
     """base + scalar offset + (vector offset + constant), the bracket held to the descriptor's size: beyond it loads
-    give 0 and stores do nothing."""
+    give 0 and stores do nothing.
+
+    The bracket has 32 bits, so that a negative vector offset counts. LLVM relies on that: before gfx1250 it moves
+    constants into the instruction without asking whether the sum wraps.
+    """
     place, descriptor, scalar = texts
     if "offen" not in one.modifiers:
         raise Unknown(one, "a buffer address without offen")
@@ -110,14 +114,14 @@ def _buffer(one: Instruction, texts: list[str], size: int, uses: Uses, machine: 
         raise Unknown(one, f"operand {descriptor}")
     first = words.first
     extra = scalar_source(one, scalar, "u", uses)
-    offset = U64(one.offset_of())
+    offset = U32(one.offset_of())
 
     def bounded(waves: Waves) -> tuple[Array, Array]:
         high, records = waves.S[first + 1], waves.S[first + 2].astype(U64)
         if (high >> U32(16)).any() or (waves.S[first + 3] != RAW_BUFFER).any():
             raise Unknown(one, f"a buffer descriptor {high[0]:#x} {waves.S[first + 3][0]:#x} that is not raw")
         base = waves.S[first] | high.astype(U64) << U64(32)
-        within = waves.V[at] + offset
+        within = (waves.V[at] + offset).astype(U64)
         inside = within + U64(size) <= records[:, None]
         if (waves.mask & ~inside & (within < records[:, None])).any():
             machine.findings.note(OUTSIDE, one, "an access across the end of the buffer's records")

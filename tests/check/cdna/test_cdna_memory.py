@@ -121,6 +121,16 @@ def test_buffer_access_beyond_its_records_is_nothing() -> None:
     assert kinds(bench) == [OUTSIDE]
 
 
+def test_a_negative_buffer_offset_and_a_constant_meet_in_32_bits() -> None:
+    data = content(1024)
+    bench = Bench(v={2: np.arange(-256, 0, 4).astype(np.int32).view(np.uint32)[None]})
+    base = bench.memory.add("a", data)
+    descriptor(bench, base, 1024)
+    waves = bench.run("buffer_load_dword v4, v2, s[8:11], 0 offen offset:256")
+    assert (waves.V[4, 0] == data.view(np.uint32)[:LANES]).all()
+    assert not kinds(bench)
+
+
 def test_copy_from_memory_to_lds() -> None:
     data = content(4096)
     bench = Bench("gfx950", v={2: np.arange(LANES, dtype=np.uint32)[None, ::-1] * 16}, s={124: 256})
