@@ -44,9 +44,9 @@ class CompiledJob(Job):
 
 def arches_of(plan: Plan) -> tuple[str, ...]:
     """The AMD targets that a plan's kernels are for. NotCompiled if there are none, or another release is meant."""
-    if plan.release is not None and plan.release != release_of(installed_triton()):
+    if plan.triton is not None and plan.release != release_of(installed_triton()):
         raise NotCompiled(
-            f"{plan.spec_file} is for triton {plan.release.name}, {installed_triton()} is installed\n"
+            f"{plan.spec_file} is for triton {plan.triton}, {installed_triton()} is installed\n"
             "  fix: install that release beside mla-codegen, or leave `triton` out of the spec"
         )
     if plan.target.name == "portable":
