@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -33,7 +33,7 @@ from mla_codegen.cli.common import (
 from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
-from mla_codegen.plan.resolve import KernelPlan
+from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish import write
 from mla_codegen.publish.write import find_drift, fresh_build, rebuild_command
 from mla_codegen.spec.errors import UnknownName
@@ -279,6 +279,9 @@ def verify(
     ] = None,
     kv: Kv = None,
     quick: Annotated[bool, typer.Option("--quick", help="One case a kernel")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="AMD kernels: execute what the compiler makes of them, on the CPU")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Kernels at a time; default: the CPUs, and 1 on a GPU")
     ] = None,
@@ -291,6 +294,8 @@ def verify(
     mla-codegen verify specs/portable.yaml
 
     mla-codegen verify specs/h200.yaml --shape 64x8192 --kv bf16 --quick
+
+    mla-codegen verify specs/mi300.yaml --compiled
 
     mla-codegen verify submission.py
 
@@ -312,9 +317,13 @@ def verify(
         check_gpu(wanted, "`--device cuda` asks for one\n  fix: leave it out, and the kernels run on the CPU")
     results: list[Result] = []
     options: dict[str, Any] = {
-        "device": device.value, "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs,
-        "timeout": timeout,
+        "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs, "timeout": timeout,
     }  # fmt: skip
+    if compiled:
+        if submissions or device is Device.cuda:
+            fail("--compiled executes the kernels of specs on the CPU: leave submissions and --device cuda out", 2)
+        _show(_verify_compiled(plans, options), as_json)
+    options["device"] = device.value
     if plans:
         with report.progress("verify") as advance:
             results += verify_plans(plans, **options, progress=lambda result, total: advance(result.kernel, total))
@@ -328,6 +337,21 @@ def verify(
                 )
         except (NeedsGpu, UnknownName) as error:
             fail(str(error), 2)
+    _show(results, as_json)
+
+
+def _verify_compiled(plans: list[Plan], options: dict[str, Any]) -> list[Any]:
+    from mla_codegen.check.compiled import NotCompiled, verify_compiled
+
+    try:
+        with report.progress("verify") as advance:
+            return list(verify_compiled(plans, **options, progress=lambda result, total: advance(result.kernel, total)))
+    except NotCompiled as error:
+        fail(str(error), 2)
+
+
+def _show(results: list[Any], as_json: bool) -> NoReturn:
+    """Print the verdicts and end the command."""
     if as_json:
         typer.echo(json.dumps([result.json() for result in results]))
     else:

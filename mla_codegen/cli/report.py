@@ -137,3 +137,35 @@ def verification(results: list[Any]) -> None:
     out.print(table)
     failed = sum(not r.passed for r in results)
     out.print(f"{len(results) - failed} of {len(results)} kernels pass" + (f", {failed} FAIL" if failed else ""))
+
+
+def dynamic(counted: dict[str, Any]) -> None:
+    """What stage 1 did for 64 KV rows: kernel -> outcome of its count."""
+    columns = (
+        ">matrix",
+        ">trans",
+        ">valu",
+        ">LDS rd",
+        ">LDS wr",
+        ">loads",
+        ">waits met",
+        ">LDS KiB",
+        ">LDS clk",
+        ">least",
+    )
+    table = _table("kernel", *columns, ">KV KiB", ">read", title="Executed, for 64 KV rows")
+    for label, outcome in counted.items():
+        one = outcome.value
+        if one is None:
+            table.add_row(label, f"[red]{escape(outcome.failure)}[/red]")
+            continue
+        count = one.instructions
+        wave = [count[name] for name in ("matrix", "transcendental", "valu", "lds_read", "lds_write", "global_load")]
+        lds = [(one.lds_read_bytes + one.lds_written_bytes) / 1024, one.lds_cycles, one.lds_least]
+        row = [*wave, one.waits, *lds, one.kv_bytes / 1024]
+        table.add_row(label, *(f"{value:.4g}" for value in row), f"{one.kv_reads:g} x")
+    out.print(table)
+    out.print(
+        "Instructions and waits of one wave, LDS and KV of all; LDS clk by AMD's bank rule, least: without conflicts; "
+        "read: most times that a KV byte was loaded"
+    )
