@@ -84,6 +84,8 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
         return
     yield "ragged lengths", make_case(edge_lengths(tile, splits), seed=seed, **common), at_run_time
     lens, q_lens = [2 * tile + 1, 3, 0], [3, 5, 1]
+    if kernel.packed:  # none, full blocks, one more than that, and columns that see no row
+        lens, q_lens = [*lens, tile + 2], [kernel.q_len, kernel.q_len + 1, 0, 2 * kernel.q_len + 1]
     several = make_case(lens, q_lens=q_lens, kv_scale=None, seed=seed + 1, index=torch.int64, **common)
     yield "several query rows, no kv_scale, int64 indptr", several, at_run_time
 
@@ -117,7 +119,7 @@ def verify_plans(
     *,
     device: str = "auto",
     seed: int = 0,
-    shapes: Sequence[tuple[int, int]] = (),
+    shapes: Sequence[tuple[int, ...]] = (),
     kv: str | None = None,
     quick: bool = False,
     processes: int | None = None,
@@ -127,7 +129,7 @@ def verify_plans(
     """Check every kernel of `plans`, in the order of the plans. One that crashes or hangs is a failed row.
 
     device      auto: `cuda` for plans that the GPU at hand can run, `cpu` for the others; or one of them
-    shapes, kv  only the kernels that calls of these (batch, kv_len) and this KV dtype get
+    shapes, kv  only the kernels that calls of these (batch, kv_len, perhaps q_len) and this KV dtype get
     quick       one case a kernel
     processes   kernels at a time; by default the cores, and 1 on a GPU
     timeout     seconds of one kernel

@@ -67,7 +67,7 @@ def inspect(
     plans = load_plans(specs, Path("generated"), triton)
     version = _version(plans, triton)
     if against and not shapes:
-        shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
+        shapes = [max((s.call for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
     try:
         chosen = [(plan, inspection.choose(plan, shapes, kv)) for plan in plans]
         subjects = inspection.subjects_of(chosen, representative=sample)
@@ -126,7 +126,7 @@ def _version(plans: list[Plan], triton: str | None) -> str | None:
     return versions[0] if versions else None
 
 
-def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> list[Case]:
+def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, ...]]) -> list[Case]:
     """Somebody else's kernel for every target and shape that is asked for."""
     from mla_codegen.inspect import Case, capture_job, load_job, parse_target
     from mla_codegen.inspect.plans import arches, tile_rows
@@ -140,7 +140,7 @@ def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> l
         model = plan.spec.model
         width = model.kv_lora_rank + model.qk_rope_head_dim
         for arch in arches(plan):
-            for batch, kv_len in shapes:
+            for batch, kv_len, *_ in shapes:
                 job = capture_job(
                     path, kernel, arch, batch=batch, kv_len=max(1, kv_len), heads=model.num_heads, width=width
                 )

@@ -173,8 +173,9 @@ def list_(
 @app.command()
 def explain(
     spec: Spec,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Query rows of the call")],
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests of the call")],
     kv_len: Annotated[int, typer.Option("--kv-len", min=0, help="KV rows of a request")],
+    q_len: Annotated[int, typer.Option("--q-len", min=1, help="Query tokens of a request")] = 1,
     kv: Annotated[str | None, typer.Option("--kv", help="KV dtype; the spec's first if left out")] = None,
     as_json: Json = False,
 ) -> None:
@@ -187,7 +188,7 @@ def explain(
     if kv is not None and kv not in kinds:
         fail(str(UnknownName("KV dtype", kv, kinds)), 2)
     name = kv or kinds[0]
-    module, splits, rule = plan.choice(name).explain(batch, kv_len)
+    module, splits, rule = plan.choice(name).explain(batch, kv_len, q_len)
     kernel = next(k for k in plan.kernels if k.name == module)
     if as_json:
         typer.echo(json.dumps({**kernel_json(kernel), "rule": rule, "splits": splits or kernel.splits}))
@@ -198,7 +199,8 @@ def explain(
 def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
     return {
         "kernel": kernel.name, "spec": kernel.spec_name, "target": kernel.target, "family": kernel.family,
-        "batch": kernel.batch, "kv_len": kernel.kv_len, "kv": kernel.kv, "products_in": kernel.compute,
+        "batch": kernel.batch, "q_len": kernel.q_len, "kv_len": kernel.kv_len, "kv": kernel.kv,
+        "products_in": kernel.compute, "packed": kernel.packed,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
         "not_taken": list(kernel.not_taken), "page_size": kernel.page_size,
         "settings": {

@@ -36,6 +36,8 @@ class Build:
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
+        self.several: Build = self  # the build for calls of several query tokens a request
+        self.for_several = not self.batch_invariant and not any(tables.SHAPES.values())
         self.choices = {kv: rule_of(tables, kv) for kv in self.kv}
         self.forms = tuple(KV_FORMATS[kv].form for kv in self.kv)  # what custom_kernel calls them
         self.fp8 = next((kv for kv in self.kv if KV_FORMATS[kv].fp8), None)
@@ -43,6 +45,11 @@ class Build:
     def __str__(self) -> str:
         kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
         return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
+
+    @property
+    def takes(self) -> tuple[object, ...]:
+        """What calls must be like, but for their sizes."""
+        return (self.target, self.heads, self.latent, self.rope, self.page_size, self.q, self.out, self.kv)
 
     def unfit(self, target: str) -> str | None:
         """Why its kernels cannot run on `target`; None where they can, or where the target alone decides."""
