@@ -11,7 +11,7 @@ ROPE = 64
 PAGE_SIZE = None  # KV rows of a page; None: ragged KV
 Q = "bf16"
 OUT = "bf16"
-TRITON = None  # plain Triton, the same for every release
+TRITON = "3.6"  # the release that can run its Gluon kernels
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 BATCH_INVARIANT = False
 
@@ -33,33 +33,26 @@ TOKEN_SHAPES = {
 # KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
     "fp8_e4m3fn": dict(
-        direct="fp8_e4m3fn_any_direct", split="fp8_e4m3fn_any", units=132, resident=2, block_n=64, head_blocks=1
+        direct="fp8_e4m3fn_any_direct",
+        split="fp8_e4m3fn_any",
+        units=132,
+        resident=2,
+        block_n=64,
+        head_blocks=1,
+        balanced="fp8_e4m3fn_balanced",
+        balanced_rows=256,
     ),
-    "bf16": dict(direct="bf16_any_direct", split="bf16_any", units=132, resident=1, block_n=64, head_blocks=1),
+    "bf16": dict(
+        direct="bf16_any_direct",
+        split="bf16_any",
+        units=132,
+        resident=1,
+        block_n=64,
+        head_blocks=1,
+        balanced="bf16_balanced",
+        balanced_rows=256,
+    ),
 }
 
 # KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
-BLOCKS = {
-    "fp8_e4m3fn": {
-        2: dict(
-            direct="fp8_e4m3fn_any_q2_direct",
-            split="fp8_e4m3fn_any_q2",
-            units=132,
-            resident=2,
-            block_n=64,
-            head_blocks=1,
-        ),
-        4: dict(
-            direct="fp8_e4m3fn_any_q4_direct",
-            split="fp8_e4m3fn_any_q4",
-            units=132,
-            resident=1,
-            block_n=64,
-            head_blocks=1,
-        ),
-    },
-    "bf16": {
-        2: dict(direct="bf16_any_q2_direct", split="bf16_any_q2", units=132, resident=1, block_n=64, head_blocks=1),
-        4: dict(direct="bf16_any_q4_direct", split="bf16_any_q4", units=132, resident=1, block_n=64, head_blocks=1),
-    },
-}
+BLOCKS = {"fp8_e4m3fn": {}, "bf16": {}}
