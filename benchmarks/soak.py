@@ -32,7 +32,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from soak_cases import Call, Drawn, Limits, Pool, attention, differences, draw, make, reference_error  # noqa: E402
 
 from mla_codegen.check.reference import TORCH, poisoned_scratch  # noqa: E402
-from mla_codegen.check.verify import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8  # noqa: E402
 from mla_codegen.cli import report  # noqa: E402
 from mla_codegen.cli.common import load_plans  # noqa: E402
 from mla_codegen.publish.write import build  # noqa: E402
@@ -76,10 +75,7 @@ class Soak:
         self.bounds: dict[str, tuple[float, float]] = {}
         for kv in self.kinds:
             kernels = [kernel for kernel in plan.kernels if kernel.kv == kv]
-            in_fp8 = any(kernel.compute.startswith("fp8") for kernel in kernels)
-            lse = LSE_BOUND_FP8 if in_fp8 else LSE_BOUND_16_BIT
-            lse = max(getattr(kernel.details, "lse_bound", lse) for kernel in kernels)
-            self.bounds[kv] = (BOUND_FP8 if in_fp8 else BOUND_16_BIT), lse
+            self.bounds[kv] = max(k.error_bound for k in kernels), max(k.lse_bound for k in kernels)
         self.worst: dict[str, Any] = {
             kv: {"error": 0.0, "row_error": 0.0, "lse_error": 0.0, "calls": 0} for kv in self.kinds
         }

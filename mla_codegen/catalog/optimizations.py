@@ -28,7 +28,7 @@ def _everywhere(target: Target) -> str | None:
 
 
 def _reciprocal(target: Target) -> str | None:
-    return None if target.reciprocal else f"{target.name} kernels hold no assembly"
+    return None if target.reciprocal else f"{target.name} kernels hold no instruction of one vendor"
 
 
 def _xcds(target: Target) -> str | None:

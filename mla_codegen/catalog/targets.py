@@ -17,7 +17,7 @@ class Target:
     xcds              chiplets that programs are dealt over in turn (1: none)
     fp8_mma           fp8 formats that the matrix units multiply
     fp8_convert       fp8 formats that the hardware converts to 16 bit; others are decoded with integer operations
-    reciprocal        assembly of an approximate 1/x in fp32 and its constraints; None: no assembly
+    reciprocal        template of an approximate 1/x in fp32; None: none that every GPU has
     pair_decode       assembly that turns two fp8 in 16 bits into f16 exists for this target
     waves_per_eu      the compiler takes an occupancy hint
     families          template folders that serve it, best first
@@ -32,15 +32,15 @@ class Target:
     xcds: int = 1
     fp8_mma: frozenset[str] = frozenset()
     fp8_convert: frozenset[str] = frozenset()
-    reciprocal: tuple[str, str] | None = None
+    reciprocal: str | None = None
     pair_decode: bool = False
     waves_per_eu: bool = False
     families: tuple[str, ...] = ("triton",)
     gpus: tuple[str, ...] = ()
 
 
-AMD_RCP = ("v_rcp_f32_e32 $0, $1", "=v,v")
-NVIDIA_RCP = ("rcp.approx.ftz.f32 $0, $1;", "=f,f")
+AMD_RCP = "steps/reciprocal_amd.py.jinja"
+NVIDIA_RCP = "steps/reciprocal_nvidia.py.jinja"
 OCP = frozenset({"fp8_e4m3fn"})
 FNUZ = frozenset({"fp8_e4m3fnuz"})
 

@@ -231,11 +231,7 @@ def _jobs(asked: tuple[Path, str]) -> Read:
     shapes = {kv: list(SHAPES) for kv in kinds}
     if hasattr(module, "DTYPES"):
         for kv in kinds:
-            shapes[kv] = [
-                (rows, int((max(low, 1) * min(high, 1 << 24)) ** 0.5))
-                for rows, ranges in module.SHAPES.get(kv, {}).items()
-                for low, high, _ in ranges
-            ]
+            shapes[kv] = [(rows, kv_len) for rows, lengths in module.SHAPES.get(kv, {}).items() for kv_len in lengths]
     return Read(hasattr(module, "DTYPES"), {kv: float(bounds.get(kv, BOUND_16_BIT)) for kv in kinds}, shapes)
 
 

@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
-TORCH = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8_e4m3fn": torch.float8_e4m3fn,
-    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
-}
+from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
+
+TORCH = {element.name: element.dtype for element in ELEMENTS.values()}
 
 
 @dataclass
@@ -62,9 +59,9 @@ def make_case(
     total_q, total_kv = sum(q_lens), sum(lens)
     q = torch.randn(total_q, heads, row, generator=generator).to(TORCH[q_dtype])
     values = torch.randn(total_kv + 2 * guard, row, generator=generator)
-    values = values.clamp(-4, 4) * (40.0 if kv_dtype.startswith("fp8") else 1.0)
+    values = values.clamp(-4, 4) * (40.0 if KV_FORMATS[kv_dtype].fp8 else 1.0)
     kv = values.to(TORCH[kv_dtype])
-    if kv_dtype.startswith("fp8"):
+    if KV_FORMATS[kv_dtype].fp8:
         if kv_dtype == "fp8_e4m3fn":
             zeros = torch.rand(kv.shape, generator=generator) < 0.02
             kv.view(torch.uint8)[zeros] = 0x80
@@ -75,7 +72,7 @@ def make_case(
     kv[total_kv + guard :] = float("nan")
     qo_indptr = torch.tensor([0, *q_lens]).cumsum(0).to(index)
     kv_indptr = (torch.tensor([0, *lens]).cumsum(0) + guard).to(index)
-    effective = float(scale) * 40 if scale is not None else 40.0 if kv_dtype.startswith("fp8") else 1.0
+    effective = float(scale) * 40 if scale is not None else 40.0 if KV_FORMATS[kv_dtype].fp8 else 1.0
     sm_scale = 1.0 / (row**0.5) / effective if scale is None else 1.0 / (row**0.5)
     return Case(q, kv, qo_indptr, kv_indptr, sm_scale, scale)
 
@@ -151,7 +148,8 @@ def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [total_q, heads, latent], LSE [total_q, heads]) in float64, on the case's device.
 
     Query row t of a request's q_len rows sees its first kv_len - q_len + t + 1 KV rows (the causal mask of decode). No
-    visible row: out 0, LSE -inf.
+    visible row: out 0, LSE -inf. A query row and head one of whose scores is not finite, for what q or a visible KV row
+    holds: all NaN.
     """
     q = case.q.double()
     scale = 1.0 if case.kv_scale is None else float(case.kv_scale)
@@ -167,11 +165,14 @@ def reference(case: Case, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
         scores = torch.einsum("qhd,kd->qhk", q[q_begin:q_end], keys) * case.sm_scale
         visible = kv_end - kv_begin - (q_end - 1 - torch.arange(q_begin, q_end, device=q.device))
         hidden = torch.arange(kv_end - kv_begin, device=q.device)[None, :] >= visible[:, None]
+        scores.masked_fill_(hidden[:, None, :], 0.0)
+        bad = ~scores.isfinite().all(-1, keepdim=True)
         scores.masked_fill_(hidden[:, None, :], float("-inf"))
         part = torch.logsumexp(scores, -1)
-        weights = torch.exp(scores - part[..., None]).nan_to_num(0.0)
-        out[q_begin:q_end] = torch.einsum("qhk,kd->qhd", weights, keys[:, :latent])
-        lse[q_begin:q_end] = part
+        weights = torch.exp(scores - part[..., None]).nan_to_num(0.0)  # no visible row: -inf less -inf
+        values = keys[:, :latent].nan_to_num(0.0, 0.0, 0.0)  # those of a hidden row do not count
+        out[q_begin:q_end] = torch.einsum("qhk,kd->qhd", weights, values).masked_fill_(bad, float("nan"))
+        lse[q_begin:q_end] = part.masked_fill_(bad[..., 0], float("nan"))
     return out, lse
 
 

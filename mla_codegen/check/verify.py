@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8, LSE_BOUND_16_BIT, LSE_BOUND_FP8
+from mla_codegen.catalog.releases import installed_triton, release_of
 from mla_codegen.check import block_types
 from mla_codegen.check.workers import Workers, cores, first_line
 from mla_codegen.plan.families import FAMILIES
@@ -74,7 +74,7 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
     tile = kernel.block_n
     splits = kernel.splits or 3
     at_run_time = None if kernel.splits or kernel.balanced else splits
-    if splits > 4 or (at_run_time and FAMILIES[kernel.family].GLUON):
+    if splits > 4 or (at_run_time and FAMILIES[kernel.family].gluon):
         lens = [tile * splits + 1, 0, tile + 1]
         yield "ragged", make_case(lens, q_lens=[1, 1, 2 if splits <= 64 else 1], seed=seed, **common), at_run_time
         if at_run_time:
@@ -104,18 +104,11 @@ class Job:
 
     @property
     def emulated(self) -> bool:
-        return self.device == "cpu" and FAMILIES[self.kernel.family].GLUON
+        return self.device == "cpu" and FAMILIES[self.kernel.family].gluon
 
     def result(self, error: float, lse_error: float, seconds: float, failure: str) -> Result:
-        bound, lse_bound = bounds_of(self.kernel)
-        return Result(self.spec, self.kernel.name, self.on, error, bound, lse_error, lse_bound, seconds, failure)
-
-
-def bounds_of(kernel: KernelPlan) -> tuple[float, float]:
-    """Allowed (relative L2 error, difference of LSE)."""
-    fp8_products = kernel.compute.startswith("fp8")
-    bound, lse_bound = (BOUND_FP8, LSE_BOUND_FP8) if fp8_products else (BOUND_16_BIT, LSE_BOUND_16_BIT)
-    return bound, getattr(kernel.details, "lse_bound", lse_bound)  # the family may know better
+        bounds = self.kernel.error_bound, lse_error, self.kernel.lse_bound
+        return Result(self.spec, self.kernel.name, self.on, error, *bounds, seconds, failure)
 
 
 def verify_plans(
@@ -167,7 +160,8 @@ def pool(device: str, processes: int | None) -> Workers:
 def _device_of(plan: Plan, device: str) -> str:
     if device != "auto":
         return device
-    return "cuda" if gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
+    runs_here = plan.triton is None or plan.release == release_of(installed_triton())
+    return "cuda" if runs_here and gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
 
 
 def gpu_at_hand() -> str | None:
@@ -185,7 +179,7 @@ def verify_kernel(job: Job) -> Result:
     """Run one kernel's cases. Raises if it spoilt the device for others."""
     start = time.perf_counter()
     kernel = job.kernel
-    bound, lse_bound = bounds_of(kernel)
+    bound, lse_bound = kernel.error_bound, kernel.lse_bound
     errors, lse_errors, failures = [], [], []
     if job.device == "cpu":
         block_types.remember()

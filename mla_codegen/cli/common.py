@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.cli import report
 from mla_codegen.plan.resolve import Plan, PlanError, make_plan
@@ -47,6 +48,12 @@ Specs = Annotated[
 ]
 Spec = Annotated[Path, typer.Argument(help="A spec file", show_default=False, autocompletion=_some_specs)]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the generated package")]
+Triton = Annotated[
+    str | None,
+    typer.Option(
+        "--triton", metavar="VERSION", help="Triton release to render for; default: the spec's, or the installed one"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; errors too")]
 Kv = Annotated[
     str | None,
@@ -95,6 +102,14 @@ def fail(error: str | SpecError | Sequence[SpecError], code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def release_named(version: str) -> Release:
+    """The release of a version that the user names; ends the command where kernels cannot be rendered for it."""
+    release = release_of(version)
+    if release is None:
+        fail(str(UnknownName("Triton release", version, RELEASES)), 2)
+    return release
+
+
 def _as_json(error: str | SpecError) -> list[dict[str, Any]]:
     """{file, line, column, what, allowed, fix} of each fault; null for a place that it has not."""
     if isinstance(error, SpecError):
@@ -109,15 +124,28 @@ def _as_json(error: str | SpecError) -> list[dict[str, Any]]:
     return [{"file": None, "line": None, "column": None, "what": what, "allowed": allowed, "fix": fix}]
 
 
-def load_plans(specs: list[Path], out: Path) -> list[Plan]:
-    """Plans of all specs; what is wrong with any of them is printed, and nothing is written."""
+def need_installed(plans: list[Plan]) -> None:
+    """End the command if plans are rendered for another release of Triton than the one that would run them here."""
+    have = installed_triton()
+    for plan in plans:
+        if plan.triton and plan.release != release_of(have):
+            what = f"{plan.spec_file} is for triton {plan.triton}, and {have} is installed"
+            fail(f"{what}\n  fix: install that one, or remove `triton` from the spec", 2)
+
+
+def load_plans(specs: list[Path], out: Path, triton: str | None = None) -> list[Plan]:
+    """Plans of all specs; what is wrong with any of them is printed, and nothing is written.
+
+    triton   the release to render for, before what specs say
+    """
+    release = release_named(triton) if triton is not None else None
     plans: list[Plan] = []
     errors: list[SpecError] = []
     for path in specs:
         try:
             loaded = load_spec(path)
             try:
-                plans.append(make_plan(loaded.spec, spec_name(path, out)))
+                plans.append(make_plan(loaded.spec, spec_name(path, out), release))
             except PlanError as error:
                 raise loaded.error(error.problems) from error
         except SpecError as error:
@@ -126,9 +154,10 @@ def load_plans(specs: list[Path], out: Path) -> list[Plan]:
         fail(errors, 2)
     names: dict[str, str] = {}
     for plan, path in zip(plans, specs, strict=True):
-        if plan.name in names:
-            fail(f"{path} and {names[plan.name]} would both be built into {out / plan.name}: rename one of them", 2)
-        names[plan.name] = str(path)
+        name = plan.name.casefold()  # some file systems know no case
+        if name in names:
+            fail(f"{path} and {names[name]} would both be built into {out / plan.name}: rename one of them", 2)
+        names[name] = str(path)
     return plans
 
 

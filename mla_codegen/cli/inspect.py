@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mla_codegen.catalog.releases import installed_triton, release_of
 from mla_codegen.cli import report
-from mla_codegen.cli.common import Json, Kv, Specs, fail, load_plans, parse_shapes
+from mla_codegen.cli.common import Json, Kv, Specs, fail, load_plans, parse_shapes, release_named
 
 if TYPE_CHECKING:
     from mla_codegen.inspect import Case, Row
@@ -35,14 +36,15 @@ def inspect(
         typer.Option("--against", metavar="FILE.py:KERNEL", help="Another Triton kernel, or a job.json, beside ours"),
     ] = None,
     triton: Annotated[
-        str | None, typer.Option("--triton", metavar="VERSION", help="Compile with this release; fetched once by pip")
+        str | None,
+        typer.Option("--triton", metavar="VERSION", help="Render for this release and compile with it; pip fetches it"),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time; default: the CPUs")] = None,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels of specs for their targets, read the assembly, hold it to the specs' limits.
 
-    No GPU is needed. Fails if a kernel does not compile or breaks a limit.
+    No GPU is needed. Fails if a kernel does not compile, breaks a limit, or stands on a hazard of AMD's hardware.
 
     mla-codegen inspect specs/mi300.yaml
 
@@ -56,7 +58,8 @@ def inspect(
     from mla_codegen.inspect import plans as inspection
 
     shapes = parse_shapes(shape or ())
-    plans = load_plans(specs, Path("generated"))
+    plans = load_plans(specs, Path("generated"), triton)
+    version = _version(plans, triton)
     if against and not shapes:
         shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
     try:
@@ -67,7 +70,7 @@ def inspect(
             rows = inspect_cases(
                 [subject.case for subject in subjects] + theirs,
                 parallel=jobs,
-                triton=triton,
+                triton=version,
                 progress=lambda done, total, outcome: advance(f"{outcome.job.kernel} for {outcome.job.arch}", total),
             )
     except (inspection.NotInspectable, CaptureError, JobError, VersionError) as error:
@@ -82,6 +85,20 @@ def inspect(
         _print_against(subjects, ours, others)
         _print_verdict(plans, rows)
     raise typer.Exit(0 if all(row.ok for row in rows) else 1)
+
+
+def _version(plans: list[Plan], triton: str | None) -> str | None:
+    """The version to compile with: as asked for, or else of the specs' release; None: the installed one."""
+    if triton is not None:
+        release = release_named(triton)
+        return release.tried if triton == release.name else triton
+    wanted = {plan.release for plan in plans} - {release_of(installed_triton())}
+    versions = [release.tried for release in wanted if release]
+    if versions and len({plan.release for plan in plans}) > 1:
+        releases = ", ".join(sorted({plan.release.name if plan.release else installed_triton() for plan in plans}))
+        what = f"the specs are for different releases of Triton: {releases}"
+        fail(f"{what}\n  fix: inspect them apart, or name one release with --triton", 2)
+    return versions[0] if versions else None
 
 
 def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> list[Case]:
@@ -139,9 +156,11 @@ def _print_against(subjects: list[Subject], ours: list[Row], others: list[Row]) 
 
 
 def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
+    from mla_codegen.inspect.table import hazard_texts
+
     said: set[str] = set()
     for row in rows:
-        texts = [str(one) for one in row.broken]
+        texts = [str(one) for one in row.broken] + hazard_texts(row)
         if row.failure is not None:
             texts.append(f"{row.case.label}: {row.failure.reason}")
             if row.failure.reason not in said:  # a fault of a template is in many kernels: its end once
@@ -157,6 +176,9 @@ def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
     versions = {one.triton for row in rows for one in (row.report, row.failure) if one}
     parts = [f"{failed} do not compile" if failed else "all compile"]
     parts.append(f"{broken} limits broken" if broken else "no limit broken")
+    if any(row.case.job.vendor == "amd" for row in rows):
+        hazards = sum(len(row.report.hazards) for row in rows if row.report)
+        parts.append(f"{hazards} hazards" if hazards else "no hazard")
     report.out.print(f"{len(rows)} kernels, triton {', '.join(sorted(versions))}: {', '.join(parts)}", highlight=False)
 
 

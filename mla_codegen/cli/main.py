@@ -16,12 +16,12 @@ from mla_codegen.cli import report
 from mla_codegen.cli.bench import bench
 from mla_codegen.cli.bundle import bundle
 from mla_codegen.cli.common import (
-    Commands,
     Json,
     Kv,
     Out,
     Spec,
     Specs,
+    Triton,
     check_gpu,
     check_kv,
     fail,
@@ -30,12 +30,12 @@ from mla_codegen.cli.common import (
     some,
     target_names,
 )
+from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan
 from mla_codegen.publish import write
-from mla_codegen.publish.write import BuildError, find_drift, fresh_build
-from mla_codegen.render.templates import RenderError
+from mla_codegen.publish.write import find_drift, fresh_build, rebuild_command
 from mla_codegen.spec.errors import UnknownName
 
 app = typer.Typer(
@@ -72,7 +72,8 @@ class Device(str, Enum):
 def build(
     specs: Specs,
     out: Out = Path("generated"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand")] = False,
+    triton: Triton = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files edited by hand, or not ours")] = False,
     as_json: Json = False,
 ) -> None:
     """Render the kernels of one or several specs.
@@ -81,13 +82,12 @@ def build(
 
     mla-codegen build specs/*.yaml --out generated
 
+    mla-codegen build specs/h200.yaml --triton 3.8
+
     Builds of other specs in the same folder stay, and the dispatcher serves them all.
     """
-    plans = load_plans(specs, out)
-    try:
-        files, written, removed = write.build(plans, out, force=force)
-    except BuildError as error:
-        fail(str(error), 2)
+    plans = load_plans(specs, out, triton)
+    files, written, removed = write.build(plans, out, force=force)
     if as_json:
         typer.echo(json.dumps({"out": str(out), "files": sorted(files), "written": written, "removed": removed}))
         return
@@ -99,23 +99,24 @@ def build(
 
 
 @app.command()
-def check(specs: Specs, out: Out = Path("generated"), as_json: Json = False) -> None:
+def check(specs: Specs, out: Out = Path("generated"), triton: Triton = None, as_json: Json = False) -> None:
     """Fail, with a diff, if the generated folder differs from a fresh build.
 
     mla-codegen check specs/*.yaml
     """
-    plans = load_plans(specs, out)
-    try:
-        drifts = find_drift(fresh_build(plans, out), out, {plan.name for plan in plans})
-    except BuildError as error:
-        fail(str(error), 2)
+    plans = load_plans(specs, out, triton)
+    files = fresh_build(plans, out)
+    drifts = find_drift(files, out, {plan.name for plan in plans})
     if as_json:
         typer.echo(json.dumps([{"kind": d.kind, "path": d.path, "diff": d.diff} for d in drifts]))
     else:
         for drift in drifts:
             typer.echo(f"{drift.kind}: {out / drift.path}")
             typer.echo(drift.diff, nl=False)
-        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}"
+        options = f" --triton {triton}" if triton else ""
+        mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}{options}"
+        if any(drift.kind == "outdated" for drift in drifts):  # of other specs, which must be built too
+            mend = f"mend: {rebuild_command(files, out)}"
         typer.echo(f"{len(drifts)} differences; {mend}" if drifts else f"{out} is up to date")
     raise typer.Exit(1 if drifts else 0)
 
@@ -362,11 +363,7 @@ def _terminated(*_: object) -> None:
 def main() -> None:
     """Entry point of the `mla-codegen` command."""
     signal.signal(signal.SIGTERM, _terminated)
-    try:
-        app()
-    except RenderError as error:
-        report.err.print(str(error), markup=False)
-        sys.exit(1)
+    run(app)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.targets import TARGETS
 from mla_codegen.plan.resolve import KernelPlan, Plan
 
-out = Console(width=None if sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
+out = Console(width=None if sys.stdout and sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
 SAY_EVERY = 10.0  # seconds between lines of progress in a log
 err = Console(stderr=True, soft_wrap=True)
 

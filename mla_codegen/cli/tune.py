@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mla_codegen.cli import report as terminal
-from mla_codegen.cli.common import Json, Kv, Spec, check_kv, fail, load_plans, parse_shapes, without_nan
+from mla_codegen.cli.common import Json, Kv, Spec, check_kv, fail, load_plans, need_installed, parse_shapes, without_nan
 
 if TYPE_CHECKING:
     from mla_codegen.measure.tune.search import Found
@@ -52,6 +52,7 @@ def tune(
     if missing:
         fail(f"tune needs {' and '.join(missing)}\n  fix: pip install 'mla-codegen[tune]'", 2)
     device, target = _device(plan.target.name, f"{spec} is for {plan.target.name} ({plan.target.title})")
+    need_installed([plan])
 
     import triton
     from filelock import FileLock, Timeout

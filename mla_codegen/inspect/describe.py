@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from mla_codegen.inspect import amd, nvidia
+from mla_codegen.inspect import amd, hazards, nvidia
 from mla_codegen.inspect.compile import Compiled
 from mla_codegen.inspect.listing import Instruction, build_blocks, hot_loop, loop_instructions
 from mla_codegen.inspect.occupancy import occupancy
@@ -63,6 +63,7 @@ def describe(compiled: Compiled, *, tile_rows: int | None = None, matrix_per_til
         totals=count(everything, compiled.job.vendor),
         opcodes=dict(parser.count_families(everything)),
         hot=hot,
+        hazards=tuple(hazards.find(text, kernel, compiled.job.arch)) if compiled.job.vendor == "amd" else (),
         notes=tuple(notes),
         cached=compiled.cached,
         **found,

@@ -16,10 +16,10 @@ from mla_codegen.inspect.excerpt import excerpt
 from mla_codegen.inspect.job import AMD_ARCHES, ARCHES
 from mla_codegen.inspect.model import ModelError
 from mla_codegen.plan.families import FAMILIES
-from mla_codegen.plan.families.request import BYTES
 from mla_codegen.plan.families.stages import Stage
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.render.templates import render_kernel
+from mla_codegen.runtime.formats import ELEMENTS
 
 # What a spec for any GPU is inspected for: one architecture of each kind that the other targets are of.
 ANY = ("gfx942", "gfx950", "sm_90")
@@ -112,7 +112,8 @@ def _subjects(plan: Plan, kernel: KernelPlan) -> Iterable[Subject]:
                 label = f"{plan.name}/{kernel.name}:{stage.kernel}"
                 label += f" {arch}" if several else ""
                 label += f", {LARGE}" if large else ""
-                limits = plan.spec.limits.of(kernel.kv, stage_2=stage.turn_rows is None)
+                release = plan.release.name if plan.release else None
+                limits = plan.spec.limits.of(kernel.kv, stage_2=stage.turn_rows is None, triton=release)
                 alike = job.canonical() if stage.turn_rows is None else _without_splits(job)
                 case = Case(label, job, stage.turn_rows, limits=limits)
                 yield Subject(case, plan, kernel, stage, large, alike)
@@ -135,10 +136,11 @@ def workload(kernel: KernelPlan, batch: int, kv_len: int) -> Workload:
         kv_len,
         splits,
         programs,
-        kv_row_bytes=kernel.row * BYTES[kernel.kv],
-        other_bytes=rows * (kernel.row * BYTES[kernel.q] + kernel.latent * BYTES[kernel.out] + 4) + written,
+        kv_row_bytes=kernel.format.row_bytes(kernel.latent, kernel.rope),
+        other_bytes=rows * (kernel.row * ELEMENTS[kernel.q].bytes + kernel.latent * ELEMENTS[kernel.out].bytes + 4)
+        + written,
         flop=2.0 * rows * kv_len * (kernel.row + kernel.latent),
-        operand_bits=8 if kernel.compute.startswith("fp8") else 16,
+        operand_bits=8 if kernel.fp8_products else 16,
     )
 
 
@@ -153,7 +155,7 @@ def calls(subjects: Sequence[Subject], rows: Sequence[Row]) -> list[Call]:
                 continue
             both = subject.case.job.arch in AMD_ARCHES and bool(subject.stage.pools)
             for batch, kv_len in _shapes(subject.plan, kernel):
-                size = batch * kv_len * kernel.row * BYTES[kernel.kv]
+                size = batch * kv_len * kernel.format.row_bytes(kernel.latent, kernel.rope)
                 if both and subject.large != (size >= TWO_GIB):
                     continue
                 found.append(_call(subject, row, kernel, batch, kv_len))

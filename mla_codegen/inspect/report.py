@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mla_codegen.catalog.limits import CLASSES, KINDS, SUMS
+from mla_codegen.inspect.hazards import Hazard
 
 Counts = Mapping[str, int]
 
@@ -82,6 +83,7 @@ class Report:
     scratch_bytes  private memory of a lane / stack frame of a thread
     lds_bytes      LDS / shared memory of a program
     totals         instructions of the whole kernel by class; `opcodes` by the first part of their names
+    hazards        pairs of instructions closer than AMD's hardware allows; of NVIDIA's none are looked for
     """
 
     kernel: str
@@ -102,6 +104,7 @@ class Report:
     totals: Counts
     opcodes: Counts
     hot: HotLoop | None
+    hazards: tuple[Hazard, ...] = ()
     notes: tuple[str, ...] = field(default=())
     cached: bool = False
 

@@ -46,8 +46,8 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Compiled, and within its limits."""
-        return self.failure is None and not self.broken
+        """Compiled, within its limits, and with no two instructions too close."""
+        return self.failure is None and not self.broken and not (self.report and self.report.hazards)
 
 
 def inspect_cases(

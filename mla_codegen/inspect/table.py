@@ -34,6 +34,7 @@ _UNITS = {
     "issue": "issue",
     "chain": "chain",
 }
+_SHOWN = 3  # hazards of a kernel that are spelled out
 _FACTS = (
     ("registers", "registers (AGPRs included)"),
     ("agprs", "AGPRs"),
@@ -84,13 +85,22 @@ def resource_table(rows: Sequence[Row], *, title: str = "Registers, memory, resi
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
-    """What is wrong, one text a fault: failed compilations with the end of what the compiler said, broken limits."""
+    """What is wrong, one text a fault: failed compilations with what the compiler said last, broken limits, hazards."""
     texts = []
     for row in rows:
         if row.failure is not None:
             said = "".join(f"\n    {line}" for line in row.failure.tail.splitlines())
             texts.append(f"{row.case.label}: {row.failure.reason}{said}")
-        texts += [str(one) for one in row.broken]
+        texts += [str(one) for one in row.broken] + hazard_texts(row)
+    return texts
+
+
+def hazard_texts(row: Row) -> list[str]:
+    """The first few hazards of a kernel, and how many more there are."""
+    found = row.report.hazards if row.report else ()
+    texts = [f"{row.case.label}: {one}" for one in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        texts.append(f"{row.case.label}: and {len(found) - _SHOWN} more hazards")
     return texts
 
 

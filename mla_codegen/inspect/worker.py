@@ -234,7 +234,16 @@ def _launch(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> di
             launch["divisible"].append(name)
         if hasattr(value, "untyped_storage") and value.untyped_storage().size() < 2**31:
             launch["within_2gb"].append(name)
-    known = ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "maxnreg", "matrix_instr_nonkdim", "kpack")
+    known = (
+        "num_warps",
+        "num_stages",
+        "num_ctas",
+        "waves_per_eu",
+        "maxnreg",
+        "matrix_instr_nonkdim",
+        "kpack",
+        "enable_fp_fusion",
+    )
     launch["options"] = {name: options[name] for name in known if options.get(name) is not None}
     return launch
 

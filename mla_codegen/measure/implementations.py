@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
+from mla_codegen.catalog.bounds import BOUND_FP8
 from mla_codegen.check.reference import Case
 from mla_codegen.check.workers import first_line
 from mla_codegen.measure.workload import Workload, call_data, kv_arguments, workload_of
@@ -84,8 +84,7 @@ def ours(plan: Plan, folder: str, package: str) -> Implementation:
 
     def bound(workload: Workload) -> float:
         name, _ = chosen(workload)
-        compute = next(k.compute for k in plan.kernels if k.name == name)
-        return BOUND_FP8 if compute.startswith("fp8") else BOUND_16_BIT
+        return next(k.error_bound for k in plan.kernels if k.name == name)
 
     call, prepare = calling(folder, package)
     return Implementation(plan.name, call, serves, kernel, bound, prepare)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from mla_codegen.check.reference import TORCH, Case, in_pages, poisoned_scratch, reference, relative_l2
-from mla_codegen.plan.families.request import BYTES
 from mla_codegen.plan.resolve import Plan
+from mla_codegen.runtime.formats import KV_FORMATS
 
 FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
 SAMPLED = 4  # requests that are held to float64
@@ -41,7 +41,7 @@ class Workload:
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV, each read once: what decode cannot do without."""
-        return self.batch * self.kv_len * self.row * BYTES[self.kv]
+        return self.batch * self.kv_len * KV_FORMATS[self.kv].row_bytes(self.latent, self.rope)
 
     @property
     def flops(self) -> int:
@@ -66,7 +66,7 @@ def make_inputs(workload: Workload, where: torch.device, seed: int, lens: Sequen
     generator = torch.Generator(where).manual_seed(seed)
     q = torch.randn(len(lens), workload.heads, workload.row, device=where, generator=generator)
     dtype = TORCH[workload.kv]
-    fp8 = workload.kv.startswith("fp8")
+    fp8 = KV_FORMATS[workload.kv].fp8
     kv = torch.empty(sum(lens), workload.row, dtype=dtype, device=where)
     limit = torch.finfo(dtype).max
     for rows in kv.split(CHUNK_ROWS):

@@ -1,70 +1,68 @@
-"""The record of one kernel: what its templates place, every number resolved. `plan` makes it."""
+"""The record of one kernel: what its templates place, every number resolved. `resolve` makes it in steps."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mla_codegen.plan.families.request import BALANCED_ROWS, Resolved
+from mla_codegen.catalog.bounds import BOUND_FP8
+from mla_codegen.catalog.targets import TARGETS, Target
+from mla_codegen.plan.families.request import Resolved, Resources
+from mla_codegen.plan.work import Merge, Work
+from mla_codegen.runtime import arguments
+from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS, Element, KVFormat
 
 
 @dataclass(frozen=True)
-class KernelPlan:
-    """One kernel file, every number resolved. Field names are what the templates say."""
+class Words:
+    """What is said of a kernel.
+
+    name     of its file; origin: which shape it is for; title, summary: the first lines of its docstring
+    """
 
     name: str
     spec_name: str
     spec_file: str
-    build_command: str
     origin: str
     title: str
     summary: str
+
+    @property
+    def build_command(self) -> str:
+        return f"mla-codegen build {self.spec_file}"
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What a kernel computes, for which GPU: dimensions, element types, and the shape that it is tuned for, if any."""
+
     target: str
-    family: str
-    # shape; None: kernels for any shape
     batch: int | None
     kv_len: int | None
-    # dimensions
     heads: int
     latent: int
     rope: int
-    row: int
-    # element types
     q: str
     kv: str
-    page_size: int | None  # KV rows of a page; None: the KV is ragged
     out: str
-    compute: str  # element type of the products
-    details: Any  # what the family's templates need beside this: `f` there
-    # tiles and launch
-    splits: int | None
-    max_splits: int
-    all_splits: int  # the same, rounded up to a power of two
-    merge_at_once: bool  # stage 2 loads all splits' partials at once, not MERGE_TILE at a time
-    block_n: int
-    block_h: int
-    head_blocks: int
-    num_warps: int
-    num_stages: int
-    waves_per_eu: int | None
-    split_tile: int
-    stage2_warps: int
-    places: int
-    resident: int
-    shared_bytes: int
-    # steps
-    exp2: bool
-    fast_rcp: bool
-    reciprocal: tuple[str, str] | None
-    xcd_remap: bool
-    xcds: int
-    streaming: bool
-    peeled: bool
-    direct: bool
-    balanced: bool  # programs take equal shares of all query rows' tiles, not a fixed number of splits of each
-    masked_heads: bool
-    # where it came from
-    resolved: dict[str, Resolved]
-    optimizations: tuple[str, ...]
-    not_taken: tuple[str, ...]
+    page_size: int | None  # KV rows of a page; None: the KV is ragged
+
+    @property
+    def row(self) -> int:
+        """Columns of a KV row."""
+        return self.latent + self.rope
+
+    @property
+    def gpu(self) -> Target:
+        return TARGETS[self.target]
+
+    @property
+    def format(self) -> KVFormat:
+        return KV_FORMATS[self.kv]
+
+    @property
+    def elements(self) -> dict[str, Element]:
+        return {"q": ELEMENTS[self.q], "out": ELEMENTS[self.out]}
 
     @property
     def paged(self) -> bool:
@@ -74,81 +72,140 @@ class KernelPlan:
     def rows_are_pages(self) -> bool:
         return self.page_size == 1
 
+
+@dataclass(frozen=True)
+class KernelPlan(Words, Dimensions, Work, Resources):
+    """One kernel file: `k` in the templates, whose names these are.
+
+    triton         the release whose Gluon this is (3.6); None: plain Triton, the same for all
+    family         template family; details: what its templates need beside this, `f` there
+    merge          stage 2; nobody looks at it where there is none
+    features       what decides which arguments it has (`runtime.arguments`); facts: what their types and meanings say
+    error_bound    relative L2 error of the output that is allowed; lse_bound: of the LSE, for scores of a few units
+    optimizations  in the order of the catalog; not_taken: a line for each that was asked for in vain
+    resolved       each setting's value and where it came from
+    """
+
+    triton: str | None
+    family: str
+    details: Any
+    merge: Merge
+    features: frozenset[str]
+    facts: Mapping[str, Any]
+    error_bound: float
+    lse_bound: float
+    optimizations: tuple[str, ...]
+    not_taken: tuple[str, ...]
+    resolved: dict[str, Resolved]
+
+    def has(self, optimization: str) -> bool:
+        """Whether a micro-optimisation is in the kernel."""
+        return optimization in self.optimizations
+
+    @property
+    def compute(self) -> str:
+        """Element type of the products."""
+        return str(self.details.compute)
+
+    @property
+    def fp8_products(self) -> bool:
+        """q and the weights are one fp8 number each: the matrix units multiply fp8 at its full rate."""
+        return self.error_bound == BOUND_FP8
+
+    @property
+    def exp(self) -> str:
+        """The exponential of the softmax's base, as kernels name it; `log` likewise."""
+        return "tl.math.exp2" if self.has("exp2") else "tl.exp"
+
+    @property
+    def log(self) -> str:
+        return "tl.math.log2" if self.has("exp2") else "tl.log"
+
+    def natural(self, log_sum: str) -> str:
+        """A logarithm of the softmax's base as a natural one, as source."""
+        return f"{log_sum} * LN2" if self.has("exp2") else log_sum
+
+    @property
+    def cache_modifier(self) -> str:
+        """What loads of KV are given beside the address, as source."""
+        return ', cache_modifier=".cg"' if self.has("streaming_loads") else ""
+
+    @property
+    def launch_options(self) -> str:
+        """Compiler options of stage 1, as `run` passes them."""
+        options = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "waves_per_eu": self.waves_per_eu,
+            "enable_fp_fusion": True,
+        }
+        return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+
+    @property
+    def merge_decided_at_launch(self) -> bool:
+        return self.merged and self.merge.at_launch
+
+    @property
+    def merge_grid(self) -> str:
+        """Programs of stage 2, as source."""
+        return "total_q * HEADS.value" + " * COLUMN_BLOCKS.value" * self.merge.several_column_blocks
+
+    @property
+    def heads_file(self) -> str:
+        """The templates that mask heads, or do not."""
+        return "work/some_heads.jinja" if self.masked_heads else "work/all_heads.jinja"
+
+    @property
+    def work_file(self) -> str:
+        return f"work/{self.partition}.jinja"
+
+    @property
+    def rows_file(self) -> str:
+        return "rows/gathered.jinja" if self.gathered else "rows/pages.jinja" if self.paged else "rows/ragged.jinja"
+
+    @property
+    def merge_program_is(self) -> str:
+        """What a program of stage 2 stands for."""
+        return "query row, head, column block" if self.merge.several_column_blocks else "query row, head"
+
+    @property
+    def masked_heads(self) -> bool:
+        """The last block of heads is not full."""
+        return self.heads % self.block_h != 0
+
     @property
     def gathered(self) -> bool:
         """A tile may lie in several pages."""
         return self.page_size is not None and self.page_size % self.block_n != 0
 
     @property
-    def exp(self) -> str:
-        return "tl.math.exp2" if self.exp2 else "tl.exp"
-
-    @property
-    def exp_name(self) -> str:
-        return "exp2" if self.exp2 else "exp"
-
-    @property
-    def log(self) -> str:
-        return "tl.math.log2" if self.exp2 else "tl.log"
-
-    @property
-    def splits_name(self) -> str:
-        return "SPLITS" if self.splits else "splits"
-
-    @property
-    def splits_value(self) -> str:
-        return "SPLITS.value" if self.splits else "splits"
-
-    @property
-    def any_splits(self) -> bool:
-        """It takes the number of splits at run time."""
-        return self.splits is None and not self.balanced
-
-    @property
-    def results(self) -> str:
-        shares = ", shares" if self.balanced else ""
-        return "out, lse" if self.direct else f"partial, partial_lse{shares}"
-
-    @property
     def occupancy(self) -> tuple[int, int]:
         """Compute units of the device, and programs that share one."""
-        return self.places // self.resident, self.resident
+        return self.gpu.compute_units, self.resident
 
     @property
-    def max_rows(self) -> int:
-        return BALANCED_ROWS
+    def places(self) -> int:
+        """Programs that the device runs at once."""
+        return self.gpu.compute_units * self.resident
+
+    def signature(self, place: str) -> str:
+        """The arguments of `stage1`, `stage2` or `run`, as a `def` lists them."""
+        return arguments.signature(place, self.features)
+
+    def launch(self, place: str) -> str:
+        """The arguments as `run` gives them to `stage1` or `stage2`."""
+        return arguments.launched(place, self.features, self.facts)
+
+    def varying(self, place: str) -> str:
+        """Integers of `stage1` or `stage2` that differ from call to call and make no other binary, as source."""
+        return json.dumps(arguments.varying(place, self.features))
 
     @property
-    def unspecialized(self) -> str:
-        """Stage 1's integers that differ from call to call and make no other binary."""
-        names = ["batch", "q_len"] + ["page_stride"] * self.paged
-        if self.balanced:
-            names += ["total_q", "programs"]
-        elif not self.splits:
-            names.append("splits")
-        return str(names).replace("'", '"')
+    def run_arguments(self) -> str:
+        """The lines of `run`'s docstring."""
+        return arguments.described(self.features, self.facts)
 
     @property
     def ranges(self) -> str:
-        """Arguments that say which rows a query row sees."""
-        if self.paged:
-            return "qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_stride"
-        return "qo_indptr, kv_indptr, kv_visible, batch, q_len"
-
-    @property
-    def grid1(self) -> str:
-        factors = ["programs" if self.balanced else "total_q"]
-        if self.head_blocks > 1:
-            factors.append("HEAD_BLOCKS.value")
-        if not self.direct and not self.balanced:
-            factors.append(self.splits_value)
-        return " * ".join(factors)
-
-    @property
-    def program_is(self) -> str:
-        parts = ["query row"]
-        if self.head_blocks > 1:
-            parts.append("head block")
-        if not self.direct:
-            parts.append("split")
-        return ", ".join(parts)
+        """The arguments by which `locate` finds the KV rows that a query row sees."""
+        return ", ".join(one.name for one in arguments.arguments("locate", self.features))

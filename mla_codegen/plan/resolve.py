@@ -5,39 +5,39 @@ A `KernelPlan` (`kernel`) is a frozen record that templates only place. What onl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.plan.families import FAMILIES
-from mla_codegen.plan.families.request import BALANCED_ROWS, Knobs, Layer, Request, Resolved, Resources
+from mla_codegen.plan.families.base import Family
+from mla_codegen.plan.families.request import Knobs, Layer, Request, Resolved, Resources
 from mla_codegen.plan.invariant import shared_splits
-from mla_codegen.plan.kernel import KernelPlan
-from mla_codegen.runtime.choice import Choice, General, OneKernel
-from mla_codegen.runtime.splits import MAX_SPLITS, choose_splits
+from mla_codegen.plan.kernel import Dimensions, KernelPlan, Words
+from mla_codegen.plan.work import BALANCED, BALANCED_ROWS, SINGLE, SPLITS, Work
+from mla_codegen.runtime.choice import General
+from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
+from mla_codegen.runtime.splits import choose_splits
+from mla_codegen.runtime.tables import OneKernel, Shaped
 from mla_codegen.spec.datamodel import Shape, Spec, apply_optimizations
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean
 
-MERGE_AT_ONCE = 64  # splits whose partials (of 512 columns) fit the registers of 8 warps
-MERGE_TILE = 16  # splits that 4 warps merge at a time otherwise
-
-
-BALANCED = frozenset(name for name, family in FAMILIES.items() if getattr(family, "BALANCED", False))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+OF_FAMILIES = ("column_blocks",)  # settings that concern some families alone
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All kernels of one spec. `name` is its folder; `kernels` in the order of the dispatch table."""
+    """All kernels of one spec. `name` is its folder; `kernels` in the order of the dispatch table.
+
+    release   the Triton release that they are rendered for; None: one whose Gluon is not known (none of them is Gluon)
+    """
 
     name: str
     spec_file: str
     spec: Spec
     target: Target
+    release: Release | None
     kernels: tuple[KernelPlan, ...]
 
     def shaped(self, kv: str) -> list[KernelPlan]:
@@ -68,20 +68,34 @@ class Plan:
     @property
     def gluon(self) -> bool:
         """Some kernels are Gluon, which Triton's interpreter does not run."""
-        return any(FAMILIES[kernel.family].GLUON for kernel in self.kernels)
+        return any(FAMILIES[kernel.family].gluon for kernel in self.kernels)
 
-    def choice(self, kv: str) -> Choice | OneKernel:
+    @property
+    def triton(self) -> str | None:
+        """The one release that can run all of the kernels; None: any."""
+        return next((kernel.triton for kernel in self.kernels if kernel.triton), None)
+
+    def general_record(self, kv: str) -> dict[str, str | int]:
+        """The general kernels as the tables name them: the fields of `General`."""
+        direct, split = self.general(kv)
+        units, resident = split.occupancy
+        record: dict[str, str | int] = {
+            "direct": direct.name, "split": split.name, "units": units, "resident": resident,
+            "block_n": split.block_n, "head_blocks": split.head_blocks,
+        }  # fmt: skip
+        if balanced := self.balanced(kv):
+            record |= {"balanced": balanced.name, "balanced_rows": balanced.max_rows}
+        return record
+
+    def choice(self, kv: str) -> Shaped | OneKernel:
         """The dispatcher's rule for this KV dtype."""
         if self.spec.batch_invariant:
             return OneKernel(self.invariant(kv).name)
         shapes: dict[int, dict[int, str]] = {}
         for kernel in self.shaped(kv):
             shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
-        direct, split = self.general(kv)
-        balanced = self.balanced(kv)
-        even = (balanced.name, balanced.max_rows) if balanced else ("", 0)
-        general = General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
-        return Choice(shapes, general, self.spec.kv.layout == "paged")
+        general = General(**self.general_record(kv))  # type: ignore[arg-type]
+        return Shaped(shapes, general, self.spec.kv.layout == "paged")
 
 
 class PlanError(Exception):
@@ -92,8 +106,12 @@ class PlanError(Exception):
         super().__init__("; ".join(problem.what for problem in problems))
 
 
-def make_plan(spec: Spec, spec_file: str) -> Plan:
-    """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec."""
+def make_plan(spec: Spec, spec_file: str, release: Release | None = None) -> Plan:
+    """Resolve every kernel of `spec`. Raises PlanError with all problems, each with its place in the spec.
+
+    release   the Triton release to render for; None: the one that the spec names, or else the one installed
+    """
+    release = release or (RELEASES[spec.triton] if spec.triton else release_of(installed_triton()))
     problems: list[Problem] = []
     kernels: list[KernelPlan] = []
     for kv in spec.dtypes.kv:
@@ -102,7 +120,7 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
             (("defaults",), "defaults", spec.defaults),
         ]
         if spec.batch_invariant:
-            kernels += _kernel(spec, spec_file, kv, defaults, None, "invariant", problems)
+            kernels += _kernel(spec, spec_file, release, kv, defaults, None, "invariant", problems)
             continue
         for index, shape in enumerate(spec.shapes):
             layers: list[Layer] = [
@@ -110,20 +128,23 @@ def make_plan(spec: Spec, spec_file: str) -> Plan:
                 (("shapes", index), "shape", shape),
                 *defaults,
             ]
-            kernels += _kernel(spec, spec_file, kv, layers, shape, "shape", problems)
-        general = [_kernel(spec, spec_file, kv, defaults, None, kind, problems) for kind in ("direct", "split")]
+            kernels += _kernel(spec, spec_file, release, kv, layers, shape, "shape", problems)
+        general = [
+            _kernel(spec, spec_file, release, kv, defaults, None, kind, problems) for kind in ("direct", "split")
+        ]
         kernels += [kernel for found in general for kernel in found]
-        if all(kernel.family in BALANCED for found in general for kernel in found):
-            kernels += _kernel(spec, spec_file, kv, defaults, None, "balanced", problems)
+        if all(FAMILIES[kernel.family].balances for found in general for kernel in found):
+            kernels += _kernel(spec, spec_file, release, kv, defaults, None, "balanced", problems)
     if problems:
         unique = {(problem.loc, problem.what): problem for problem in problems}
         raise PlanError(list(unique.values()))
-    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], tuple(kernels))
+    return Plan(spec.name, spec_file, spec, TARGETS[spec.target], release, tuple(kernels))
 
 
 def _kernel(
     spec: Spec,
     spec_file: str,
+    release: Release | None,
     kv: str,
     layers: list[Layer],
     shape: Shape | None,
@@ -134,113 +155,121 @@ def _kernel(
 
     kind   shape: the kernel of `shape`; direct, split, balanced: a general kernel; invariant: the batch-invariant one
     """
-    target = TARGETS[spec.target]
-    heads, latent, rope = spec.model.num_heads, spec.model.kv_lora_rank, spec.model.qk_rope_head_dim
+    settled = _settle(spec, release, kv, layers, problems)
+    if settled is None:
+        return []
+    family, request, resources, have, not_taken = settled
+    work = _partition(spec, shape, kind, request, resources, "direct_out" in have)
+    details = family.details(request)
+    dimensions = Dimensions(
+        request.target.name, shape.batch if shape else None, shape.kv_len if shape else None,
+        request.heads, request.latent, request.rope, request.q, kv, request.out, request.page_size,
+    )  # fmt: skip
+    words = _words(spec, spec_file, kind, dimensions)
+    error_bound, lse_bound = family.bounds(details)
+    if "direct_out" in request.options and not work.direct:
+        not_taken.append("direct_out: there is more than one split")
+    not_taken += [f"{name}: {why}" for name, why in family.never.items() if name in request.options]
+    return [
+        KernelPlan(
+            **vars(words),
+            **vars(dimensions),
+            **vars(work),
+            **vars(resources),
+            triton=release.name if family.gluon and release else None,
+            family=family.name,
+            details=details,
+            merge=family.merge(request, work),
+            features=_features(family, dimensions, work),
+            facts=_facts(dimensions, work) | family.facts(request, details),
+            error_bound=error_bound,
+            lse_bound=lse_bound,
+            optimizations=tuple(
+                name for name in OPTIMIZATIONS if name in have and (name != "direct_out" or work.direct)
+            ),
+            not_taken=tuple(not_taken),
+            resolved=request.knobs.resolved,
+        )
+    ]
+
+
+def _settle(
+    spec: Spec, release: Release | None, kv: str, layers: list[Layer], problems: list[Problem]
+) -> tuple[Family, Request, Resources, set[str], list[str]] | None:
+    """(family, what it is asked, its numbers, optimisations in its kernel, why others are not); None: more problems."""
+    model, knobs = spec.model, Knobs(layers)
     wanted, options_loc = _optimizations(layers)
     options, not_taken = _applicable(wanted, kv)
-    knobs = Knobs(layers)
     request = Request(
-        target, heads, latent, rope, spec.dtypes.q, kv, spec.dtypes.out, tuple(options), knobs,
-        page_size=spec.kv.page_size,
+        TARGETS[spec.target], model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, spec.dtypes.q, kv,
+        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size,
     )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
-        return []
-    not_taken += refusals
+        return None
+    if family.gluon and release is None:
+        problems.append(_unknown_release())
+        return None
     resources = family.resources(request)
     if not isinstance(resources, Resources):
         problems += resources
-        return []
-    if unknown := [name for name in ("column_blocks",) if knobs.resolved[name].value and name not in family.KNOBS]:
-        what = f"the family {family.NAME} has no {unknown[0]}"
+        return None
+    if unknown := [name for name in OF_FAMILIES if knobs.resolved[name].value and name not in family.settings]:
+        what = f"the family {family.name} has no {unknown[0]}"
         problems.append(Problem(knobs.loc(unknown[0]), what, fix="remove it, or choose another family"))
-        return []
-    have = set(options) - set(family.NEVER) | {
-        name for name in family.ALWAYS if kv.startswith("fp8") or not OPTIMIZATIONS[name].fp8_only
+        return None
+    have = set(options) - set(family.never) | {
+        name for name in family.always if request.format.fp8 or not OPTIMIZATIONS[name].fp8_only
     }
+    return family, request, resources, have, not_taken + refusals
 
-    head_blocks = -(-heads // resources.block_h)
-    places = target.compute_units * resources.resident
-    splits: int | None
-    device = (target.compute_units, resources.resident, resources.block_n)
-    if kind == "invariant":
+
+def _partition(
+    spec: Spec, shape: Shape | None, kind: str, request: Request, resources: Resources, direct_out: bool
+) -> Work:
+    """How the kernel's work is shared out; notes the splits among the settings."""
+    knobs = request.knobs
+    head_blocks = -(-request.heads // resources.block_h)
+    if kind in GENERAL and kind != "invariant":
+        knobs.resolved["splits"] = Resolved(1 if kind == "direct" else GENERAL[kind][1], "the general kernels")
+        partition = {"direct": SINGLE, "split": SPLITS, "balanced": BALANCED}[kind]
+        return Work(partition, 1 if kind == "direct" else None, head_blocks)
+    device = (request.target.compute_units, resources.resident, resources.block_n)
+    if shape is None:
         auto = shared_splits([(s.batch * head_blocks, s.kv_len) for s in spec.shapes], *device)
-    elif shape is not None:
-        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, *device)
-    if kind in ("shape", "invariant"):
-        asked = knobs.take("splits", "auto")
-        if asked == "auto":
-            source = knobs.resolved["splits"].source
-            knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
-        splits = auto if asked == "auto" else int(asked)
-        direct = splits == 1 and "direct_out" in have
     else:
-        direct = kind == "direct"
-        splits = 1 if direct else None
-        knobs.resolved["splits"] = Resolved(1 if direct else GENERAL[kind][1], "the general kernels")
-    name, origin, use, summary = _words(kind, kv, shape)
-    details = family.details(replace(request, splits=splits))
-    if "direct_out" in options and not direct:
-        not_taken.append("direct_out: there is more than one split")
-    not_taken += [f"{name}: {why}" for name, why in family.NEVER.items() if name in options]
-    taken = tuple(option for option in OPTIMIZATIONS if option in have and (option != "direct_out" or direct))
-    model = f"{heads} head{'s' if heads > 1 else ''} of latent {latent} + rope {rope}"
-    all_splits = _power_of_two(splits or MAX_SPLITS)
-    at_once = splits is not None and all_splits <= MERGE_AT_ONCE
+        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, *device)
+    asked = knobs.take("splits", "auto")
+    if asked == "auto":
+        source = knobs.resolved["splits"].source
+        knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
+    splits = auto if asked == "auto" else int(asked)
+    return Work(SINGLE if splits == 1 and direct_out else SPLITS, splits, head_blocks)
 
-    return [
-        KernelPlan(
-            name=name,
-            spec_name=spec.name,
-            spec_file=spec_file,
-            build_command=f"mla-codegen build {spec_file}",
-            origin=origin,
-            title=f"MLA decode, {model}, {kv} KV{spec.kv.words},\n{use} on {target.name} ({target.title}).",
-            summary=summary,
-            target=target.name,
-            family=family.NAME,
-            batch=shape.batch if shape else None,
-            kv_len=shape.kv_len if shape else None,
-            heads=heads,
-            latent=latent,
-            rope=rope,
-            row=latent + rope,
-            q=spec.dtypes.q,
-            kv=kv,
-            page_size=spec.kv.page_size,
-            out=spec.dtypes.out,
-            compute=details.compute,
-            details=details,
-            splits=splits,
-            max_splits=splits or MAX_SPLITS,
-            all_splits=all_splits,
-            merge_at_once=at_once,
-            block_n=resources.block_n,
-            block_h=resources.block_h,
-            head_blocks=head_blocks,
-            num_warps=resources.num_warps,
-            num_stages=resources.num_stages,
-            waves_per_eu=resources.waves_per_eu,
-            split_tile=all_splits if at_once else MERGE_TILE,
-            stage2_warps=8 if at_once and all_splits > MERGE_TILE else 4,
-            places=places,
-            resident=resources.resident,
-            shared_bytes=resources.shared_bytes,
-            exp2="exp2" in taken,
-            fast_rcp="fast_rcp" in taken,
-            reciprocal=target.reciprocal,
-            xcd_remap="xcd_remap" in taken,
-            xcds=target.xcds,
-            streaming="streaming_loads" in taken,
-            peeled="peeled_tail" in taken,
-            direct=direct,
-            balanced=kind == "balanced",
-            masked_heads=heads % resources.block_h != 0,
-            resolved=knobs.resolved,
-            optimizations=taken,
-            not_taken=tuple(not_taken),
-        )
-    ]
+
+def _features(family: Family, dimensions: Dimensions, work: Work) -> frozenset[str]:
+    """What decides which arguments the kernel has, in the words of `runtime.arguments`."""
+    return frozenset(
+        {
+            "paged" if dimensions.paged else "ragged",
+            "direct" if work.direct else "merged",
+            "tiles" if family.tiles else "pointers",
+            *(["balanced"] if work.balanced else []),
+            *(["any_splits"] if work.any_splits else []),
+        }
+    )
+
+
+def _facts(dimensions: Dimensions, work: Work) -> dict[str, object]:
+    """What the records of the arguments leave open, less what is the family's."""
+    return {
+        **vars(dimensions),
+        "row": dimensions.row,
+        "max_splits": work.max_splits,
+        "q_type": ELEMENTS[dimensions.q].pointer,
+        "out_type": ELEMENTS[dimensions.out].pointer,
+        "lens_or_none": "; None: as many as page numbers" if dimensions.rows_are_pages else "",
+    }
 
 
 # The kernels for any shape: end of the name, which they are, what for, and what is to be said of them.
@@ -259,24 +288,29 @@ GENERAL = {
 }  # fmt: skip
 
 
-def _words(kind: str, kv: str, shape: Shape | None) -> tuple[str, str, str, str]:
-    """(name, which shape it is for, what for, what is to be said of it)."""
-    if shape is None:
+def _words(spec: Spec, spec_file: str, kind: str, kernel: Dimensions) -> Words:
+    heads = f"{kernel.heads} head{'s' if kernel.heads > 1 else ''}"
+    if kernel.batch is None:
         end, which, use, summary = GENERAL[kind]
-        return f"{kv}_{end}", f"any shape, {which}, KV {kv}", use, summary
-    return (
-        f"{kv}_b{shape.batch}_kv{shape.kv_len}",
-        f"shape batch={shape.batch} kv_len={shape.kv_len}, KV {kv}",
-        f"tuned for {shape.batch} requests of {shape.kv_len} rows",
-        "Right for any number of requests of any lengths; fastest near the shape above.",
+        name, origin = f"{kernel.kv}_{end}", f"any shape, {which}, KV {kernel.kv}"
+    else:
+        name = f"{kernel.kv}_b{kernel.batch}_kv{kernel.kv_len}"
+        origin = f"shape batch={kernel.batch} kv_len={kernel.kv_len}, KV {kernel.kv}"
+        use = f"tuned for {kernel.batch} requests of {kernel.kv_len} rows"
+        summary = "Right for any number of requests of any lengths; fastest near the shape above."
+    title = (
+        f"MLA decode, {heads} of latent {kernel.latent} + rope {kernel.rope}, {kernel.kv} KV{spec.kv.words},\n"
+        f"{use} on {kernel.target} ({kernel.gpu.title})."
     )
+    return Words(name, spec.name, spec_file, origin, title, summary)
 
 
-def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tuple[Any, list[str]]:
+def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tuple[Family | None, list[str]]:
     """The family asked for, or else the target's best one that can serve; and why better ones do not."""
     asked = request.knobs.resolved["family"].value
     candidates = request.target.families if asked is None else (asked,)
     refusals: list[str] = []
+    reason: str | None = None
     for name in candidates:
         if name not in request.target.families:
             what = f"family {name} does not exist for {request.target.name}"
@@ -289,9 +323,17 @@ def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tupl
             return FAMILIES[name], refusals
         refusals.append(f"family {name}: {reason}")
     loc = options_loc if asked is None else request.knobs.loc("family")
-    fix = "add packed_fp8 to the optimizations" if "packed_fp8" in reason else ""
-    problems.append(Problem(loc, reason, fix=fix))
+    fix = "add packed_fp8 to the optimizations" if "packed_fp8" in (reason or "") else ""
+    problems.append(Problem(loc, reason or "", fix=fix))
     return None, []
+
+
+def _unknown_release() -> Problem:
+    """The installed Triton has a Gluon that templates cannot be rendered in."""
+    have = installed_triton()
+    what = f"triton {have} is installed, whose Gluon is not known" if have else "no triton is installed"
+    fix = f"name the release that will run the kernels (`--triton {list(RELEASES)[-1]}`), or write `family: triton`"
+    return Problem(("target",), what, ", ".join(RELEASES), fix)
 
 
 def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:
@@ -309,7 +351,7 @@ def _applicable(names: list[str], kv: str) -> tuple[list[str], list[str]]:
     """Those that concern this KV element type, and a line for each that does not."""
     taken, not_taken = [], []
     for name in names:
-        if OPTIMIZATIONS[name].fp8_only and not kv.startswith("fp8"):
+        if OPTIMIZATIONS[name].fp8_only and not KV_FORMATS[kv].fp8:
             not_taken.append(f"{name}: the KV is {kv}")
         else:
             taken.append(name)

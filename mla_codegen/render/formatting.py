@@ -1,5 +1,8 @@
 """black, piece by piece: the files of a build share most pieces, and black takes about a millisecond a line."""
 
+import re
+import textwrap
+
 import black
 
 MODE = black.Mode(line_length=120, target_versions={black.TargetVersion.PY310}, magic_trailing_comma=False)
@@ -42,4 +45,26 @@ def _format(piece: str) -> str:
     depth = (len(piece) - len(piece.lstrip(" "))) // 4
     above = "".join(f"{' ' * 4 * level}if _:\n" for level in range(depth))
     lines = black.format_str(f"{above}{piece}\n", mode=MODE).splitlines()
-    return "\n".join(lines[depth:])
+    return "\n".join(lines[depth:]).strip("\n")  # black parts a `def` from an `if`
+
+
+_ARGUMENTS = re.compile(r"( *)(def \w+|stage[12]\[\(.*?,\)\])\((.*)\)(:?)")
+
+
+def wrap_arguments(text: str) -> str:
+    """Signatures and launches that are too long for a line, several arguments a line: black would give each its own.
+
+    They are marked, so that black leaves them as they are.
+    """
+    return "\n".join(_wrap(line) if len(line) > MODE.line_length else line for line in text.split("\n"))
+
+
+def _wrap(line: str) -> str:
+    match = _ARGUMENTS.fullmatch(line)
+    if not match:
+        return line
+    indent, head, arguments, colon = match.groups()
+    inner = indent + "    "
+    width = MODE.line_length
+    body = textwrap.fill(arguments + ",", width, initial_indent=inner, subsequent_indent=inner, break_long_words=False)
+    return f"{indent}{head}(\n{body}\n{indent}){colon}  # fmt: skip"

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic_core import core_schema
 
 from mla_codegen.catalog.targets import find_target
-from mla_codegen.spec.limits import KVDtype, Limits
+from mla_codegen.spec.limits import KVDtype, Limits, TritonName
 
 FloatDtype = Literal["bf16", "fp16"]
 Splits = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
@@ -138,6 +138,11 @@ class Spec(_Strict):
     defaults: Defaults = Field(default=Defaults(), description="settings that every shape inherits")
     shapes: Annotated[list[Shape], Field(min_length=1)] = Field(
         description="the call shapes that get kernels of their own"
+    )
+    triton: TritonName | None = Field(
+        default=None,
+        description="the Triton release that will run the kernels; the installed one if left out (Gluon changes with "
+        "every release, plain Triton is the same for all)",
     )
     batch_invariant: bool = Field(
         default=False,

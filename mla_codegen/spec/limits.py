@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from mla_codegen.catalog.limits import CLASSES, limit_names
+from mla_codegen.catalog.releases import RELEASES
 
 KVDtype = Literal["bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz"]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -45,28 +46,43 @@ def _fields() -> dict[str, Any]:
 
 
 if TYPE_CHECKING:
+    TritonName = str
     HotLoop = Any
 
     class KvLimits(_Strict):
         """Upper bounds, and lower ones where the name ends in `_at_least`."""
 
 else:
+    TritonName = Literal[tuple(RELEASES)]
     _LOOP = {name: _optional(Bound, f"{name} instructions at most") for name in CLASSES}
     HotLoop = create_model("HotLoopLimits", __base__=_Strict, **_LOOP)
     KvLimits = create_model("KvLimits", __base__=_Strict, **_fields())
 
 
-class Limits(KvLimits):
+class OneRelease(KvLimits):
     """Limits for every kernel, and others for one KV element type."""
 
     per_kv: dict[KVDtype, KvLimits] = Field(
         default_factory=dict, description="limits for one KV element type; they go before those beside per_kv"
     )
 
-    def of(self, kv: str, *, stage_2: bool = False) -> dict[str, Any]:
-        """The limits in force for kernels of this KV element type, as `isa.check` takes them."""
-        found: dict[str, Any] = self.model_dump(exclude_none=True, exclude={"per_kv"})
-        own = self.per_kv.get(kv)  # type: ignore[call-overload]
-        for name, bound in (own.model_dump(exclude_none=True) if own else {}).items():
-            found[name] = {**found.get(name, {}), **bound} if isinstance(bound, dict) else bound
+
+class Limits(OneRelease):
+    """The same, and what differs where one release of Triton compiles the kernels."""
+
+    per_triton: dict[TritonName, OneRelease] = Field(
+        default_factory=dict, description="limits under one release of Triton; they go before all others"
+    )
+
+    def of(self, kv: str, *, stage_2: bool = False, triton: str | None = None) -> dict[str, Any]:
+        """The limits in force for kernels of this KV element type, as `isa.check` takes them.
+
+        triton   the release that compiles them (3.6); None: one without limits of its own
+        """
+        found: dict[str, Any] = {}
+        for layer in (self, self.per_triton.get(triton or "")):
+            for part in (layer, layer.per_kv.get(kv)) if layer else ():  # type: ignore[call-overload]
+                own = part.model_dump(exclude_none=True, exclude={"per_kv", "per_triton"}) if part else {}
+                for name, bound in own.items():
+                    found[name] = {**found.get(name, {}), **bound} if isinstance(bound, dict) else bound
         return {name: bound for name, bound in found.items() if not stage_2 or name in FOR_STAGE_2}

@@ -42,8 +42,6 @@ __all__ = [
     "parse_spec",
 ]
 
-RESERVED = {"dispatch"}  # a module of every build
-
 
 @dataclass(frozen=True)
 class LoadedSpec:
@@ -81,8 +79,8 @@ def spec_name(file: str) -> str:
         reason = "holds other characters than letters, digits, _ and -"
     elif not name.isidentifier():
         reason = "begins with a digit"
-    elif keyword.iskeyword(name) or name in RESERVED:
-        reason = "is taken"
+    elif keyword.iskeyword(name):
+        reason = "is taken by Python"
     if reason:
         what = f"the file name {quoted(stem)} {reason}; it becomes the name of a Python package"
         near = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
@@ -94,7 +92,7 @@ def _check(source: Source) -> LoadedSpec:
     name = spec_name(source.file)
     spec, typed = None, []
     try:
-        spec = Spec.model_validate({**source.data, "name": name})
+        spec = Spec.model_validate({**source.data, "name": name, **_as_spelled(source)})
     except ValidationError as error:
         typed = wording.problems_of(error, source)
     if "name" in source.data:
@@ -105,6 +103,12 @@ def _check(source: Source) -> LoadedSpec:
     if found or spec is None:
         raise _error(source, found)
     return LoadedSpec(source.file, spec, source)
+
+
+def _as_spelled(source: Source) -> dict[str, str]:
+    """`triton` as it is written: 3.10 is a release, and no number."""
+    node = source.node(("triton",))
+    return {"triton": node.spelled} if node and type(node.value) in (int, float) else {}
 
 
 def _unsaid(problems: list[Problem], found: list[Flaw], source: Source) -> list[Flaw]:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.targets import TARGETS, Target, find_target
+from mla_codegen.runtime.formats import KV_FORMATS
 from mla_codegen.spec.datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted, unknown_target
 from mla_codegen.spec.source import Source
@@ -128,6 +129,8 @@ def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:
         return  # a misspelt type would make its settings look unused
     owners: list[tuple[Loc, Any]] = [((name,), data.get(name)) for name in ("defaults", "limits")]
     owners += [(("shapes", i), shape) for i, shape in enumerate(_list(data.get("shapes")))]
+    per_triton = _dict(_dict(data.get("limits")).get("per_triton"))
+    owners += [(("limits", "per_triton", release), limits) for release, limits in per_triton.items()]
     for loc, owner in owners:
         for kv in _dict(_dict(owner).get("per_kv")):
             if kvs and kv not in kvs:
@@ -217,7 +220,7 @@ def _packed_rope(data: dict[str, Any]) -> Iterator[Problem]:
     for layer in _layers(data):
         entries = _words(layer.settings.get("optimizations"))
         for kv in layer.chains or _kv(data):
-            if kv.startswith("fp8") and "packed_fp8" in apply_optimizations(layer.chains.get(kv, []), entries):
+            if KV_FORMATS[kv].fp8 and "packed_fp8" in apply_optimizations(layer.chains.get(kv, []), entries):
                 what = f"`qk_rope_head_dim` is {rope}; packed_fp8 needs {MIN_PACKED_ROPE} rope columns or more"
                 fix = "take packed_fp8 out of the optimizations, or fp8 out of kv"
                 yield Problem(("model", "qk_rope_head_dim"), what, "32, 64, 128, 256", fix)

@@ -18,7 +18,7 @@ from mla_codegen.plan.resolve import KernelPlan
 
 @pytest.fixture
 def few_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FAMILIES["triton"], "TUNABLE", SMALL)
+    monkeypatch.setattr(FAMILIES["triton"], "tunable", SMALL)
 
 
 def test_tpe_finds_a_far_better_setting(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_knobs_that_a_target_or_a_model_has_no_use_for() -> None:
     amd = space(text=SPEC.replace("sm_80", "gfx950").replace("num_warps", "family: triton\n  num_warps"))
     assert "waves_per_eu" in amd.families["triton"]
     many = space(text=SPEC.replace("dtypes:", "model: {num_heads: 128}\ndtypes:"))
-    assert many.families["triton"]["block_h"] == FAMILIES["triton"].TUNABLE["block_h"]
+    assert many.families["triton"]["block_h"] == FAMILIES["triton"].tunable["block_h"]
     short = space(text=SPEC.replace("kv_len: 8192", "kv_len: 20"))
     assert max(short.families["triton"]["splits"]) <= 20
 

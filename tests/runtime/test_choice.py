@@ -2,10 +2,12 @@
 
 import pytest
 
-from mla_codegen.runtime.choice import MANY, Choice, General
+from mla_codegen.runtime.choice import General
+from mla_codegen.runtime.tables import MANY, Shaped
 
 SHAPES = {64: {8192: "b64_kv8192"}, 4: {1024: "b4_kv1024"}}
-GENERAL = ("direct", "split", 132, 2, 64, 1)
+GENERAL = {"direct": "direct", "split": "split", "units": 132, "resident": 2, "block_n": 64, "head_blocks": 1}
+BALANCED = {**GENERAL, "balanced": "balanced", "balanced_rows": 256}
 
 CALLS = [
     # rows, mean, longest, kernel
@@ -25,19 +27,19 @@ CALLS = [
 
 @pytest.mark.parametrize(("rows", "mean", "longest", "kernel"), CALLS)
 def test_ragged_calls_are_balanced(rows: int, mean: int, longest: int | None, kernel: str) -> None:
-    choice = Choice(SHAPES, General(*GENERAL, "balanced", 256))
+    choice = Shaped(SHAPES, General(**BALANCED))
     assert choice.choose(rows, mean, longest)[0] == kernel
 
 
 def test_a_build_without_one_goes_by_the_longest() -> None:
-    choice = Choice(SHAPES, General(*GENERAL))
+    choice = Shaped(SHAPES, General(**GENERAL))
     assert choice.choose(64, 1024, 8192)[0] == "b64_kv8192"
     assert choice.choose(64, 8192)[0] == "b64_kv8192"
     assert "balanced" not in {name for name, _, _ in choice.kernels()}
 
 
 def test_every_kernel_is_tried_with_few_and_with_many_rows() -> None:
-    choice = Choice(SHAPES, General(*GENERAL, "balanced", 256))
+    choice = Shaped(SHAPES, General(**BALANCED))
     tried = choice.kernels()
     assert {(name, rows) for name, _, rows in tried} == {
         ("direct", 1), ("split", 1), ("split", MANY[0]), ("balanced", 1), ("balanced", 256), ("b64_kv8192", 1),

@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from mla_codegen.catalog.targets import AMD_RCP, NVIDIA_RCP
 from mla_codegen.runtime import interpreter
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="these are tests of Triton's interpreter")
@@ -38,6 +37,15 @@ def assembly(source, target, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK:
     value = tl.load(source + at)
     result = tl.inline_asm_elementwise(ASM, CONSTRAINTS, [value], target.dtype.element_ty, is_pure=True, pack=PACK)
     tl.store(target + at, result)
+
+
+@triton.jit
+def copy_where(source, target, n, few: tl.constexpr, N: tl.constexpr):
+    """What lies before `few`, if n is positive: a mask of a vector's condition and a scalar's."""
+    at = tl.arange(0, N)
+    wanted = (at < few) & (n > 0)
+    tl.store(target + at, tl.load(source + at, mask=wanted, other=-1.0), mask=(n > 0) & (at < N - 1))
+    tl.store(target + N - 1 + tl.zeros([1], tl.int32), 7.0, mask=n > 1)
 
 
 def converted(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -94,12 +102,47 @@ def test_dot_multiplies_numbers_and_not_bit_patterns(dtype: torch.dtype) -> None
     torch.testing.assert_close(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("asm", "constraints"), [AMD_RCP, NVIDIA_RCP], ids=["v_rcp_f32", "rcp.approx"])
-def test_reciprocal(asm: str, constraints: str) -> None:
+@pytest.mark.parametrize("n", [-1, 1, 2])
+def test_a_scalar_condition_may_be_part_of_a_mask(n: int) -> None:
+    source, target = torch.arange(1.0, 17.0), torch.zeros(16)
+    copy_where[(1,)](source, target, n, few=5, N=16)
+    want = torch.zeros(16)
+    if n > 0:
+        want[:15] = -1
+        want[:5] = source[:5]
+    if n > 1:
+        want[15] = 7
+    assert torch.equal(target, want)
+
+
+@tl.core.extern
+def amd_reciprocal(x, _semantic=None):
+    symbols = {(tl.float32,): ("llvm.amdgcn.rcp.f32", tl.float32)}
+    return tl.core.extern_elementwise("", "", [x], symbols, is_pure=True, _semantic=_semantic)
+
+
+@tl.core.extern
+def sine(x, _semantic=None):
+    symbols = {(tl.float32,): ("llvm.amdgcn.sin.f32", tl.float32)}
+    return tl.core.extern_elementwise("", "", [x], symbols, is_pure=True, _semantic=_semantic)
+
+
+@triton.jit
+def intrinsic(source, target, SINE: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    value = tl.load(source + at)
+    tl.store(target + at, sine(value) if SINE else amd_reciprocal(value))
+
+
+@pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+def test_reciprocal(vendor: str) -> None:
     values = torch.cat([BF16.float()[BF16.float().abs() > 1e-37], torch.tensor([0.0])])[:32768]
     values = torch.nn.functional.pad(values, (0, 32768 - len(values)), value=1.0)
     out = torch.zeros_like(values)
-    assembly[(1,)](values, out, ASM=asm, CONSTRAINTS=constraints, PACK=1, N=32768)
+    if vendor == "amd":
+        intrinsic[(1,)](values, out, SINE=False, N=32768)
+    else:
+        assembly[(1,)](values, out, ASM="rcp.approx.ftz.f32 $0, $1;", CONSTRAINTS="=f,f", PACK=1, N=32768)
     assert_same_bits(out, torch.from_numpy(1 / values.numpy().astype(np.float32)))
 
 
@@ -113,9 +156,45 @@ def test_every_byte_of_a_pair_to_f16(asm: str, low: bool) -> None:
     assert_same_bits(out, columns.view(torch.float8_e4m3fn).half())
 
 
+@triton.jit
+def scaled(target, number, factor, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(target + at, number)
+    tl.store(target + N + at, number + number)
+    tl.store(target + 2 * N + at, at.to(tl.int64) * number)
+    tl.store(target + 3 * N + at, at * factor)
+
+
+@triton.jit(do_not_specialize=["number"])
+def as_given(target, number):
+    tl.store(target, number)
+
+
+@pytest.mark.parametrize(
+    "number", [1, -1, 2**31 - 1, 2**31, 2**31 + 16, 3 * 2**30, 2**32 - 1, 2**32, 2**40 + 3, -(2**33)]
+)
+def test_numbers_of_64_bits(number: int) -> None:
+    """Strides and counts come as they are: from 2^31 on an int64, also up to 2^32."""
+    out = torch.full((4, 4), -7, dtype=torch.int64)
+    scaled[(1,)](out, number, 2**31 // 4, N=4)
+    wanted = [[number] * 4, [number * 2 if number < 2**30 or number >= 2**31 else -2] * 4]
+    assert out[:1].tolist() == wanted[:1]
+    if number != 2**31 - 1:  # int32 and int32 is int32
+        assert out[1:2].tolist() == wanted[1:]
+    assert out[2].tolist() == [i * number for i in range(4)]
+    alone = torch.zeros(2, dtype=torch.int64)
+    as_given[(1,)](alone, number)
+    assert alone.tolist() == [number, 0]
+
+
 def test_assembly_without_a_twin_is_named() -> None:
     with pytest.raises(Exception, match=r"no plain twin of this assembly.*bfe\.u32"):
         assembly[(1,)](BYTES.float(), BYTES.float(), ASM="bfe.u32 $0, $1;", CONSTRAINTS="=r,r", PACK=1, N=256)
+
+
+def test_a_symbol_without_a_twin_is_named() -> None:
+    with pytest.raises(Exception, match=r"no plain twin of this symbol.*llvm\.amdgcn\.sin"):
+        intrinsic[(1,)](BYTES.float(), BYTES.float(), SINE=True, N=256)
 
 
 def test_correcting_twice_changes_nothing() -> None:

@@ -1,5 +1,6 @@
 """The launcher: what it may launch again, held to what Triton itself tells apart; hooks, descriptors, threads."""
 
+import importlib
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from mla_codegen.runtime import launch as module
 from mla_codegen.runtime.launch import Launch
@@ -163,8 +165,24 @@ def test_a_profiler_gets_tritons_own_launch(hook: str) -> None:
     assert (len(kernel.compiled), len(kernel.launched)) == (2, 1)
 
 
-def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the launcher that Triton wraps, under NVIDIA's arguments of a launch."""
+def launches_of(binary: Any, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[Any, ...]], **options: Any) -> None:
+    """Launch a kernel whose binary is compiled already."""
+    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: lambda *args, **options: binary)
+    launch = Launch(Kernel((True,) * len(calls[0])))
+    for args in calls:
+        launch[(3,)](*args, **options)
+
+
+# Arguments of NVIDIA's launch: those before the kernel's own, and these.
+REACHES = {
+    "3.6": lambda *own: (3, 1, 1, 100, 9, False, True, None, None, "packed", None, None, None, *own),
+    "3.7": lambda *own: (3, 1, 1, 100, 9, False, True, "packed", *(None,) * 5, "annotations", "types", own),
+}
+
+
+@pytest.mark.parametrize("release", module.FORMS)
+def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    """By the launcher that Triton wraps, under the arguments of a launch that NVIDIA's driver takes in each release."""
     given: list[Any] = []
     encoded: list[Any] = []
 
@@ -174,22 +192,103 @@ def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrap(launcher: Any) -> Any:
         return lambda *args: launcher(*args)
 
+    monkeypatch.setattr(module, "FORM", module.FORMS[release])
     run = SimpleNamespace(
         launch=wrap(launcher), global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
-        launch_pdl=True,
+        launch_pdl=True, arg_annotations="annotations", kernel_signature="types",
     )  # fmt: skip
     metadata = SimpleNamespace(tensordesc_meta=["meta"])
     binary = SimpleNamespace(run=run, function=9, packed_metadata="packed", metadata=metadata)
     monkeypatch.setattr(module, "_encode", lambda tile, kind: encoded.append(kind) or ("code", tile.name))
-    kernel = Kernel((False, False))
-    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: lambda *args, **options: binary)
-    launch = Launch(kernel)
     one, two = SimpleNamespace(encoded=None, name="one"), SimpleNamespace(encoded=None, name="two")
-    for tile in (one, one, two, one, two):
-        launch[(3,)](tile, 5, launch_pdl=True)
-    first = (3, 1, 1, 100, 9, False, True, None, None, "packed", None, None, None)
-    assert given == [(*first, "code", name, 5) for name in ("one", "two", "one", "two")]
+    launches_of(binary, monkeypatch, [(tile, 5) for tile in (one, one, two, one, two)], launch_pdl=True)
+    reaches = REACHES["3.6" if release == "3.6" else "3.7"]
+    assert given == [reaches("code", name, 5) for name in ("one", "two", "one", "two")]
     assert encoded == ["meta", "meta"]
+
+
+@pytest.mark.parametrize("release", module.FORMS)
+@pytest.mark.parametrize("amd", [False, True])
+def test_a_binary_that_needs_scratch_goes_through_tritons_launcher(
+    monkeypatch: pytest.MonkeyPatch, release: str, amd: bool
+) -> None:
+    """Which takes the kernel's own arguments one by one in every release."""
+    monkeypatch.setattr(module, "FORM", module.FORMS[release])
+    monkeypatch.setattr(module, "ON_AMD", amd)
+    given: list[Any] = []
+
+    class Run:
+        launch_pdl, global_scratch_size, profile_scratch_size = False, 64, 0
+
+        def __call__(self, *args: Any) -> None:
+            given.append(args)
+
+    binary = SimpleNamespace(run=Run(), function=9, packed_metadata="packed")
+    launches_of(binary, monkeypatch, [(4, 5), (4, 5)])
+    assert given == [(3, 1, 1, 100, 9, "packed", None, None, None, 4, 5)]
+
+
+def test_an_unknown_release_launches_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORM", None)
+    kernel = Kernel()
+    launch = Launch(kernel)
+    for _ in range(3):
+        launch[(1,)](*USUAL)
+    assert (len(kernel.compiled), len(kernel.launched)) == (3, 0)
+
+
+@pytest.mark.parametrize("descriptor", [False, True])
+def test_what_reaches_the_driver_is_what_triton_itself_hands_it(
+    monkeypatch: pytest.MonkeyPatch, driver: SimpleNamespace, descriptor: bool
+) -> None:
+    """NVIDIA's own launcher of the installed release, over a driver that takes notes."""
+    nvidia = importlib.import_module("triton.backends.nvidia.driver")
+    from triton.runtime import driver as tritons
+
+    from mla_codegen.runtime.descriptors import Tile
+
+    notes: list[Any] = []
+    fill = lambda *args: ("map", *args)  # noqa: E731
+    utils = SimpleNamespace(
+        launch=lambda *args: notes.append(args), build_signature_metadata=lambda kinds: ("types", *kinds),
+        fill_tma_descriptor=fill, fill_tma_descriptor_tiled=fill,
+    )  # fmt: skip
+    driver.utils = utils
+    monkeypatch.setattr(type(tritons), "active", property(lambda self: driver))
+    for name in ("PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE"):  # of the C module
+        monkeypatch.setattr(nvidia, name, lambda **fields: fields, raising=False)
+    if hasattr(nvidia, "compile_module_from_src"):  # 3.6 compiles a launcher for each signature
+        monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **source: utils)
+        monkeypatch.setattr(nvidia, "library_dirs", list)
+    layout = NVMMASharedLayout(128, 16, 2)
+    tensor = torch.zeros(64, 64, dtype=torch.bfloat16)
+    tile = Tile(tensor, [64, 64], [64, 1], [16, 64], layout)
+    kinds = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [16, 64], "fp4_padded": False}
+    signature = {
+        0: f"tensordesc<bf16[16, 64],{layout!r}>" if descriptor else "*bf16",
+        1: "constexpr",
+        2: "fp32",
+        3: "i32",
+    }
+    metadata = SimpleNamespace(
+        tensordesc_meta=[kinds] if descriptor else None, num_ctas=1, global_scratch_size=0, global_scratch_align=1,
+        profile_scratch_size=0, profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=True,
+        instrumentation_mode="",
+    )  # fmt: skip
+    run = nvidia.CudaLauncher(SimpleNamespace(constants={}, signature=signature), metadata)
+    binary = SimpleNamespace(run=run, function=9, packed_metadata=(4, 1, 1024), metadata=metadata)
+    first = tile if descriptor else Pointer(0x100, torch.bfloat16)
+    args = (first, None, 0.5, 7)
+    launches_of(binary, monkeypatch, [args, args], launch_pdl=True)
+    (ours,) = notes
+    run(3, 1, 1, 100, 9, (4, 1, 1024), None, None, None, *args)
+    theirs = notes[-1]
+    bare = lambda own: [0 if one is None else one.address if isinstance(one, Pointer) else one for one in own]  # noqa: E731
+    if isinstance(ours[-1], tuple):
+        assert (*ours[:-1], bare(ours[-1])) == (*theirs[:-1], bare(theirs[-1]))
+    else:
+        assert bare(ours) == bare(theirs)
+    assert module.FORM is not None
 
 
 def test_threads_at_once() -> None:

@@ -108,8 +108,7 @@ def test_a_spec_is_named_by_its_file(file: str, name: str) -> None:
     ("file", "reason"),
     [
         ("300mi.yaml", "begins with a digit"),
-        ("dispatch.yaml", "is taken"),
-        ("class.yaml", "is taken"),
+        ("class.yaml", "is taken by Python"),
         ("mi#300.yaml", "other characters"),
         ("größe.yaml", "other characters"),
     ],

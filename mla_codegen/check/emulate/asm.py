@@ -84,24 +84,6 @@ def run(text: str, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return find(text)(*inputs)
 
 
-def perm_b32(high: Array, low: Array, selector: int) -> Array:
-    """AMD's v_perm_b32: byte i of the selector picks byte i out of {high, low}: 0..3 low's, 4..7 high's, 0x0c zero."""
-    pool = [
-        (np.asarray(word).view(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF)
-        for word in (low, high)
-        for i in range(4)
-    ]
-    out = np.zeros(np.shape(high), np.uint32)
-    for i in range(4):
-        pick = (selector >> (8 * i)) & 0xFF
-        if pick == 0x0C:
-            continue
-        if pick > 7:
-            raise ValueError(f"v_perm_b32 selector byte {pick:#x} is not modelled: 0..7 and 0x0c are")
-        out |= pool[pick] << np.uint32(8 * i)
-    return out.view(np.int32)
-
-
 def prmt_b32(a: Array, b: Array, selector: int) -> Array:
     """PTX prmt.b32, default mode: nibble i of the selector picks byte i out of {b, a}; bit 3 repeats its sign."""
     pool = [
@@ -176,15 +158,11 @@ def pack_f32x2(low: Array, high: Array) -> tuple[Array, ...]:
 
 @twin("rcp.approx.ftz.f32 $0, $1;")
 def rcp_nvidia(x: Array) -> tuple[Array, ...]:
-    return (_reciprocal(x),)
+    return (reciprocal(x),)
 
 
-@twin("v_rcp_f32 $0, $1", "v_rcp_f32_e32 $0, $1")
-def rcp_amd(x: Array) -> tuple[Array, ...]:
-    return (_reciprocal(x),)
-
-
-def _reciprocal(x: Array) -> Array:
+def reciprocal(x: Array) -> Array:
+    """1 / x, subnormals flushed on the way in and out."""
     with np.errstate(all="ignore"):
         return _flush(np.float32(1) / _flush(x))
 
@@ -204,49 +182,16 @@ def exp2_nvidia(x: Array) -> tuple[Array, ...]:
         return (_flush(np.exp2(_flush(x))),)
 
 
-@twin("v_exp_f32 $0, $1", "v_exp_f32_e32 $0, $1")
-def exp2_amd(x: Array) -> tuple[Array, ...]:
-    return exp2_nvidia(x)
-
-
 @twin("lg2.approx.ftz.f32 $0, $1;")
 def log2_nvidia(x: Array) -> tuple[Array, ...]:
     with np.errstate(all="ignore"):
         return (np.log2(_flush(x)),)
 
 
-@twin("v_log_f32 $0, $1", "v_log_f32_e32 $0, $1")
-def log2_amd(x: Array) -> tuple[Array, ...]:
-    return log2_nvidia(x)
-
-
 # --- byte gathers of two words, any literal selector ---
-
-
-@pattern(r"v_perm_b32 \$0,\$1,\$2,(0x[0-9a-fA-F]+|\d+)")
-def gather_amd(found: re.Match[str]) -> Twin:
-    selector = int(found[1], 0)
-    return lambda high, low: (perm_b32(high, low, selector),)
 
 
 @pattern(r"prmt\.b32 \$0,\$1,\$2,(0x[0-9a-fA-F]+|\d+);")
 def gather_nvidia(found: re.Match[str]) -> Twin:
     selector = int(found[1], 0)
     return lambda a, b: (prmt_b32(a, b, selector),)
-
-
-@twin("v_perm_b32 $0, $1, $2, $3")
-def gather_amd_by_register(high: Array, low: Array, selector: Array) -> tuple[Array, ...]:
-    out = np.zeros(np.shape(high), np.int32)
-    for pick in np.unique(selector):
-        out = np.where(selector == pick, perm_b32(high, low, int(pick) & 0xFFFFFFFF), out)
-    return (out,)
-
-
-# --- averages of four bytes, rounded down ---
-
-
-@twin("v_lerp_u8 $0, $1, $2, 0")
-def average_bytes(x: Array, y: Array) -> tuple[Array, ...]:
-    bytes_x, bytes_y = (np.ascontiguousarray(word).view(np.uint8).astype(np.uint16) for word in (x, y))
-    return (((bytes_x + bytes_y) >> 1).astype(np.uint8).view(np.asarray(x).dtype),)

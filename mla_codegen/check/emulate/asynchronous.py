@@ -133,7 +133,7 @@ class Barrier:
 
 def barrier_of(descriptor: Descriptor) -> Barrier:
     """The barrier that lives in a shared descriptor. Raises if init was never called on it."""
-    barrier = descriptor.allocation.barriers.get(descriptor.offset)
+    barrier: Barrier | None = descriptor.allocation.barriers.get(descriptor.offset)
     if barrier is None:
         raise EmulatorError(
             f"{descriptor} is used as an mbarrier but was never initialised", "call mbarrier.init first"

@@ -1,4 +1,4 @@
-"""Elementwise functions: select, extrema, math, casts and inline assembly."""
+"""Elementwise functions: select, extrema, math, casts, inline assembly and extern functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import triton.language.core as tl
 
 from mla_codegen.check.emulate import asm as twins
-from mla_codegen.check.emulate import dtypes
+from mla_codegen.check.emulate import dtypes, externs
 from mla_codegen.check.emulate.errors import EmulatorError
 from mla_codegen.check.emulate.lang import plain
 from mla_codegen.check.emulate.tensor import Tensor, as_tensor, broadcast_pair, coerce
@@ -127,16 +127,44 @@ def cast(input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any 
     return as_tensor(input).to(plain(dtype), plain(fp_downcast_rounding), plain(bitcast))
 
 
-def inline_asm_elementwise(
-    asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any = True, pack: Any = 1
-) -> Any:
-    """Runs the plain twin of the assembly (`mla_codegen.emulate.asm`)."""
-    text = plain(asm)
-    inputs = [as_tensor(arg) for arg in args]
+def _common_shape(inputs: list[Tensor], what: str) -> tuple[tuple[int, ...], Any]:
+    """Shape and layout that all operands broadcast to."""
     shape, layout = inputs[0].shape, inputs[0].layout
     for other in inputs[1:]:
         merged = Tensor(np.broadcast_to(np.int8(0), shape), tl.int8, layout)
-        shape, layout = broadcast_pair(merged, other, "inline assembly operands")
+        shape, layout = broadcast_pair(merged, other, what)
+    return shape, layout
+
+
+def extern(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`tl.core.extern`: the function is called in a kernel as it stands."""
+    return fn
+
+
+def extern_elementwise(
+    lib_name: Any, lib_path: Any, args: Any, arg_type_symbol_dict: Any, is_pure: Any = True, _semantic: Any = None
+) -> Tensor:
+    """Runs the plain twin of the symbol that the arguments' types choose (`emulate.externs`)."""
+    inputs = [as_tensor(arg) for arg in args]
+    kinds = tuple(x.dtype for x in inputs)
+    if kinds not in arg_type_symbol_dict:
+        known = "; ".join(str([str(kind) for kind in key]) for key in arg_type_symbol_dict)
+        raise EmulatorError(f"an extern function of {known} is called with {[str(kind) for kind in kinds]}")
+    symbol, kind = arg_type_symbol_dict[kinds]
+    if symbol not in externs.TWINS:
+        raise EmulatorError(f"no twin for the symbol {symbol!r}", f"add one with @twin(...) in {externs.__name__}")
+    shape, layout = _common_shape(inputs, f"the arguments of {symbol}")
+    result = externs.TWINS[symbol](*[np.broadcast_to(x.data, shape) for x in inputs])
+    return Tensor(result.astype(dtypes.storage_type(kind), copy=False), kind, layout)
+
+
+def inline_asm_elementwise(
+    asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any = True, pack: Any = 1
+) -> Any:
+    """Runs the plain twin of the assembly (`mla_codegen.check.emulate.asm`)."""
+    text = plain(asm)
+    inputs = [as_tensor(arg) for arg in args]
+    shape, layout = _common_shape(inputs, "inline assembly operands")
     try:
         results = twins.run(text, [np.broadcast_to(x.data, shape) for x in inputs])
     except twins.UnknownAssembly as unknown:

@@ -294,6 +294,6 @@ def hint(input: Any, values: Any) -> Any:
     return input
 
 
-def thread_barrier() -> None:
+def barrier() -> None:
     """Threads of a program run in step here, so a barrier has nothing left to do."""
     current()

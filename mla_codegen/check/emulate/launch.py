@@ -88,6 +88,10 @@ class JitFunction:
 
     def run(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run every program of `grid` in order. Arguments as for Triton; CPU tensors become checked pointers."""
+        with state.launching:
+            self._launch(grid, args, kwargs)
+
+    def _launch(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         options = {name: value for name, value in kwargs.items() if name not in self.arg_names}
         unknown = set(options) - OPTIONS
         if unknown:

@@ -71,7 +71,7 @@ COMMON = {
         "program_id num_programs arange full zeros full_like zeros_like load store atomic_add atomic_max atomic_min"
         " atomic_xchg cdiv static_range static_assert device_assert device_print assume",
     ),
-    **_pick(elementwise, "where maximum minimum add sub mul cast inline_asm_elementwise"),
+    **_pick(elementwise, "where maximum minimum add sub mul cast inline_asm_elementwise extern extern_elementwise"),
     **_pick(shape, "expand_dims broadcast broadcast_to reshape ravel permute trans join interleave split gather"),
     **_pick(reduce, "max min sum argmax argmin xor_sum reduce_or reduce cumsum associative_scan"),
     **MATH,
@@ -90,7 +90,8 @@ METHODS.update(
     | _pick(shape, "ravel split gather")
 )
 GLUON = {
-    **_pick(lang, "num_warps num_ctas convert_layout thread_barrier"),
+    **_pick(lang, "num_warps num_ctas convert_layout barrier"),
+    "thread_barrier": lang.barrier,
     **_pick(
         gluon_layouts,
         "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout"
@@ -148,7 +149,7 @@ def build(arch: str) -> dict[str, types.ModuleType]:
 
     triton_names = {**_pick(triton, "cdiv next_power_of_2 __version__"), "constexpr_function": lambda fn: fn}
     add("triton", triton_names | {"jit": jit(arch, gluon=False)})
-    plain_triton = {"range": lang.runtime_range, "dot": mma.dot, "debug_barrier": lang.thread_barrier}
+    plain_triton = {"range": lang.runtime_range, "dot": mma.dot, "debug_barrier": lang.barrier}
     add("triton.language", COMMON | plain_triton)
     add("triton.language.math", MATH)
     add("triton.language.core", COMMON | {"_aggregate": lambda cls: cls})

@@ -18,7 +18,7 @@ from mla_codegen.check.emulate.state import current
 from mla_codegen.check.emulate.tensor import Tensor
 
 
-def async_copy_global_to_shared(
+def async_load(
     smem: Descriptor,
     pointer: Any,
     mask: Any = None,
@@ -27,14 +27,14 @@ def async_copy_global_to_shared(
     volatile: Any = False,
 ) -> None:
     """cp.async: masked-off elements are filled with zeros."""
-    pointer = need_pointer(pointer, "async_copy_global_to_shared")
+    pointer = need_pointer(pointer, "async_copy.async_load")
     kind = pointer.dtype.element_ty
-    _same(smem, pointer.shape, kind, "async_copy_global_to_shared")
+    _same(smem, pointer.shape, kind, "async_copy.async_load")
     keep = masked(pointer, mask, "async copy")
     assert pointer.buffer is not None
     zero = dtypes.storage_type(kind).type(0)
     data = memory.load(pointer.buffer, kind, pointer.data, keep, zero, current().buffers)
-    current().uncommitted.append(Copy(smem, data, None, "async_copy_global_to_shared"))
+    current().uncommitted.append(Copy(smem, data, None, "async_copy.async_load"))
 
 
 def _same(smem: Descriptor, shape: tuple[int, ...], kind: Any, what: str) -> None:
@@ -138,10 +138,10 @@ def _fits(desc: TensorMap, smem: Descriptor, what: str) -> None:
 
 
 def tma_load(desc: TensorMap, coord: Any, barrier: Descriptor, result: Descriptor, pred: Any = True) -> None:
-    """tma.async_copy_global_to_shared: elements outside the descriptor's shape are zero (or NaN, by its padding)."""
+    """tma.async_load: elements outside the descriptor's shape are zero (or NaN, by its padding)."""
     if not holds(pred):
         return
-    what = "tma.async_copy_global_to_shared"
+    what = "tma.async_load"
     _fits(desc, result, what)
     result.fenced_by_compiler()
     index, inside = _box(desc, coord)
@@ -151,8 +151,8 @@ def tma_load(desc: TensorMap, coord: Any, barrier: Descriptor, result: Descripto
 
 
 def tma_store(desc: TensorMap, coord: Any, src: Descriptor) -> None:
-    """tma.async_copy_shared_to_global: elements outside the descriptor's shape are dropped."""
-    what = "tma.async_copy_shared_to_global"
+    """tma.async_store: elements outside the descriptor's shape are dropped."""
+    what = "tma.async_store"
     _fits(desc, src, what)
     src.check_readable(f"{what} from")
     src.read_by_async_proxy(what)
@@ -170,16 +170,17 @@ def gdc_launch_dependents() -> None:
     current()
 
 
+# By the names of every release.
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "async_copy": {
-        "async_copy_global_to_shared": async_copy_global_to_shared,
+        **dict.fromkeys(("async_load", "async_copy_global_to_shared"), async_load),
         "mbarrier_arrive": mbarrier_arrive,
         "commit_group": asynchronous.commit_group,
         "wait_group": asynchronous.wait_group,
     },
     "tma": {
-        "async_copy_global_to_shared": tma_load,
-        "async_copy_shared_to_global": tma_store,
+        **dict.fromkeys(("async_load", "async_copy_global_to_shared"), tma_load),
+        **dict.fromkeys(("async_store", "async_copy_shared_to_global"), tma_store),
         "store_wait": asynchronous.store_wait,
         "make_tensor_descriptor": make_tensor_descriptor,
         "tensor_descriptor": TensorMap,

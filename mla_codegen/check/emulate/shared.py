@@ -8,7 +8,7 @@ the operations still reading it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,16 @@ from mla_codegen.check.emulate.errors import EmulatorError, where
 from mla_codegen.check.emulate.state import current
 from mla_codegen.check.emulate.tensor import Tensor, constant_int
 
-if TYPE_CHECKING:
-    from mla_codegen.check.emulate.asynchronous import Barrier, Copy
+
+class Arriving(Protocol):
+    """An asynchronous copy that is still on its way into `target`."""
+
+    target: Descriptor
+    what: str
+    line: str
+
+    def missing(self) -> str:
+        """Which wait would have made it visible."""
 
 
 class Allocation:
@@ -31,10 +39,10 @@ class Allocation:
         self.written = np.zeros(size, np.int8)  # -1 once written, so that a whole element reads as -1
         self.complete = False  # every byte has been written
         self.line = where()
-        self.arriving: list[Copy] = []
+        self.arriving: list[Arriving] = []
         self.readers: list[Reader] = []
         self.unfenced: dict[Any, Descriptor] = {}  # generic stores since the last fence_async_shared
-        self.barriers: dict[int, Barrier] = {}
+        self.barriers: dict[int, Any] = {}  # by offset: what `asynchronous` keeps of an mbarrier
 
 
 class Reader:
@@ -138,22 +146,24 @@ class Descriptor:
         strides = _row_major(dims, self.itemsize)
         return Descriptor(self.allocation, self.dtype, dims, strides, self.offset, self.layout)
 
-    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Descriptor:
+    def reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Descriptor:
         """The same bytes as another type and shape. Both layouts must place every byte alike."""
         dtype, layout = getattr(dtype, "value", dtype), getattr(layout, "value", layout)
         dims = tuple(int(getattr(n, "value", n)) for n in shape)
         size = dtypes.storage_type(dtype).itemsize
-        self._need_rows("_reinterpret")
+        self._need_rows("reinterpret")
         if int(np.prod(dims)) * size > self.numel * self.itemsize:
-            raise EmulatorError(f"_reinterpret of {self} as {dtype}{list(dims)}: the view is larger than the memory")
+            raise EmulatorError(f"reinterpret of {self} as {dtype}{list(dims)}: the view is larger than the memory")
         mine = layouts.byte_pattern(self.layout, self.shape, self.itemsize)
         theirs = layouts.byte_pattern(layout, dims, size)
         if mine != theirs:
             raise EmulatorError(
-                f"_reinterpret of {self} as {dtype}{list(dims)}: {self.layout} and {layout} place bytes differently",
+                f"reinterpret of {self} as {dtype}{list(dims)}: {self.layout} and {layout} place bytes differently",
                 f"bytes of a vector and of a row, phases and swizzle width must be equal: {mine} against {theirs}",
             )
         return Descriptor(self.allocation, dtype, dims, _row_major(dims, size), self.offset, layout)
+
+    _reinterpret = reinterpret  # before 3.9
 
     def _need_rows(self, what: str) -> None:
         if self.strides != _row_major(self.shape, self.itemsize):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mla_codegen.check.emulate.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from mla_codegen.check.emulate.asynchronous import Copy, Group
-    from mla_codegen.check.emulate.shared import Allocation
 
 
 @dataclass
 class Program:
-    """One program of a grid. `lanes` is threads per warp: 32 on NVIDIA, 64 on gfx9."""
+    """One program of a grid. `lanes` is threads per warp: 32 on NVIDIA, 64 on gfx9.
+
+    Work in flight is of `asynchronous`, `mma` and `shared`, which know their own types; here it is only kept.
+    """
 
     kernel: str
     index: tuple[int, int, int]
@@ -23,13 +23,11 @@ class Program:
     lanes: int
     arch: str
     gluon: bool
-    dirty: set[Allocation] = field(
-        default_factory=set
-    )  # generic stores that no fence has made visible to TMA and wgmma
-    uncommitted: list[Copy] = field(default_factory=list)  # async copies since the last commit_group
-    groups: list[Group] = field(default_factory=list)  # committed groups still in flight, oldest first
+    dirty: set[Any] = field(default_factory=set)  # generic stores that no fence has made visible to TMA and wgmma
+    uncommitted: list[Any] = field(default_factory=list)  # async copies since the last commit_group
+    groups: list[Any] = field(default_factory=list)  # committed groups still in flight, oldest first
     products: list[Any] = field(default_factory=list)  # asynchronous warpgroup_mma still running, oldest first
-    bulk_loads: list[Copy] = field(default_factory=list)  # every TMA load issued
+    bulk_loads: list[Any] = field(default_factory=list)  # every TMA load issued
     bulk_stores: list[Any] = field(default_factory=list)  # TMA stores still reading shared memory, oldest first
     buffers: list[Any] = field(default_factory=list)  # every tensor argument of the launch
     scheduler: Any = None  # the running warp_specialize region, if any
@@ -41,6 +39,7 @@ class Program:
         return x + self.grid[0] * (y + self.grid[1] * z)
 
 
+launching = threading.RLock()  # held by the thread whose kernel runs
 _current: Program | None = None
 
 

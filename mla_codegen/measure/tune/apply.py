@@ -1,8 +1,6 @@
 """The last step: winners into the spec file, after the plan has agreed that the new text says what was measured."""
 
 import difflib
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from mla_codegen.measure.tune.search import Found
 from mla_codegen.measure.tune.settings import needed
 from mla_codegen.measure.tune.space import as_candidate, bare
 from mla_codegen.plan.resolve import PlanError, make_plan
+from mla_codegen.publish.files import replace_file
 from mla_codegen.render.templates import render_kernel
 from mla_codegen.spec.errors import SpecError
 from mla_codegen.spec.load import parse_spec
@@ -76,15 +75,5 @@ def diff(path: Path, text: str, changed: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Atomically, with the file's own permissions: a reader sees the old file or the new one."""
-    mode = path.stat().st_mode & 0o777
-    target = path.resolve()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Atomically, with the file's own permissions; of a link, what it leads to."""
+    replace_file(path.resolve(), text)

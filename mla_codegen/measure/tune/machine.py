@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.check.verify import bounds_of
 from mla_codegen.check.workers import MAX_COMPILERS, Outcome, Workers
 from mla_codegen.measure.implementations import build
 from mla_codegen.measure.tune.jobs import Built, Check, Race, check, race
@@ -84,6 +83,8 @@ class GpuMachine:
         if built is None:
             kernel = candidate.kernel
             package = build(candidate.plan, Path(self._folder.name), f"candidate_{len(self._built)}")
-            built = Built(self._folder.name, package, kernel.block_n, kernel.splits or 1, *bounds_of(kernel))
+            built = Built(
+                self._folder.name, package, kernel.block_n, kernel.splits or 1, kernel.error_bound, kernel.lse_bound
+            )
             self._built[candidate.identity] = built
         return built

@@ -67,12 +67,12 @@ class Candidate:
 
 def bare(kernel: KernelPlan) -> KernelPlan:
     """Without what names the spec and what explains the numbers."""
-    return replace(kernel, spec_name="", spec_file="", build_command="", resolved={}, not_taken=())
+    return replace(kernel, spec_name="", spec_file="", resolved={}, not_taken=())
 
 
 def as_candidate(kernel: KernelPlan) -> KernelPlan:
     """A kernel of a spec as a candidate's: under the name that all candidates have."""
-    return replace(kernel, spec_name=NAME, spec_file=FILE, build_command=f"mla-codegen build {FILE}")
+    return replace(kernel, spec_name=NAME, spec_file=FILE)
 
 
 class Space:
@@ -93,7 +93,7 @@ class Space:
 
     def _knobs(self, family: str) -> Knobs:
         """What the family declares as tunable, less what this target or this number of heads has no use for."""
-        knobs = dict(getattr(FAMILIES[family], "TUNABLE", {}))
+        knobs = {name: tuple(values) for name, values in FAMILIES[family].tunable.items()}
         if not self.target.waves_per_eu:
             knobs.pop("waves_per_eu", None)
         if "block_h" in knobs:

@@ -1,13 +1,9 @@
-"""Template families: which kernels each can make, with which numbers, and what its templates need to know.
+"""Template families: a class each (`base`), and their registry. A family's templates lie in `templates/NAME`."""
 
-A family is a module with NAME, GLUON (its stage 1 is Gluon, which Triton's interpreter does not run), ALWAYS
-(optimisations that its kernels have in any case), NEVER (those that they lack, with the reason), KNOBS (settings that
-concern it alone), `refuse(request)`, `resources(request)`, `details(request)`, and for a resolved kernel
-`stages(kernel)`: what of its file is compiled. Its templates lie in `templates/NAME`.
-"""
+from mla_codegen.plan.families.base import Family
+from mla_codegen.plan.families.cdna3 import Cdna3
+from mla_codegen.plan.families.cdna4 import Cdna4
+from mla_codegen.plan.families.hopper import Hopper
+from mla_codegen.plan.families.triton import Triton
 
-from typing import Any
-
-from mla_codegen.plan.families import cdna3, cdna4, hopper, triton
-
-FAMILIES: dict[str, Any] = {family.NAME: family for family in (cdna3, cdna4, hopper, triton)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (Cdna3(), Cdna4(), Hopper(), Triton())}

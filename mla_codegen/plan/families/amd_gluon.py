@@ -4,18 +4,17 @@ A program keeps one tile of KV rows in LDS while the next is on its way into reg
 for the scores and the latent columns for the output; with 32 heads twice as many waves split the heads too.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from mla_codegen.plan.families.request import BYTES, Request, Resources
-from mla_codegen.plan.families.stages import POINTER, Stage, stage1, stage2
+from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
+from mla_codegen.plan.families.base import Family
+from mla_codegen.plan.families.request import Request, Resources
+from mla_codegen.plan.families.stages import FUSED, Stage, stage1, stage2
 from mla_codegen.spec.errors import Problem
 
-ALWAYS = frozenset({"exp2", "peeled_tail", "direct_out"})
-NEVER = {
-    "fast_rcp": "it divides once a head and split, after the loop",
-}
 LATENTS = (256, 512)
 ROPE = 64
 STAGES = 2  # tiles: one in LDS, the next in registers
@@ -64,9 +63,9 @@ class Details:
     taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it; fp8_max: its largest number
     kv_unit         what 1.0 of the bytes taken so stands for; repair_zero: -0 of e4m3fn must be cleared
     weight_shift    power of two that weights are multiplied by before they become fp8
+    numbers         fp8 numbers that q and each weight become; 0: both stay bf16
     query_step      template that keeps q in fp8; query_in_lds: in LDS
     query_args      the parts of q; query_rope: rope columns of an operand of q
-    views           shared memory is read as another type than it was written
     head_waves, column_waves         waves along heads and along rows or columns
     rows_of_wave, columns_of_wave    of the scores and of the output
     shared_kb       LDS; most_registers: what waves_per_eu leaves a lane; shares_cu: two programs fit a CU
@@ -85,12 +84,11 @@ class Details:
     kv_unit: float
     repair_zero: bool
     weight_shift: float
-    two_numbers: bool
+    numbers: int
     query_step: str
     query_in_lds: bool
     query_args: str
     query_rope: int
-    views: bool
     head_waves: int
     column_waves: int
     rows_of_wave: int
@@ -107,119 +105,112 @@ class Details:
     out_waves: list[list[int]]
     value_registers: list[list[int]]
     value_waves: list[list[int]]
-    lse_bound: float
+    family: str
+    block_n: int
+    latent: int
+    cache: str
+    side_by_side: bool
 
+    def lanes(self, columns: int, bytes_of_lane: int) -> str:
+        """How the 64 lanes of a wave share out rows of `columns`, as many columns a lane as 16 bytes hold."""
+        return f"[{64 * bytes_of_lane // columns}, {columns // bytes_of_lane}]"
 
-def refuse(request: Request, form: Form | str) -> str | None:
-    """Why a family cannot serve with the form that it would take, or None. A `str` is why there is none."""
-    if request.page_size is not None:
-        return "its tiles are consecutive rows, so it does not serve paged KV"
-    if isinstance(form, str):
-        return form
-    if (request.q, request.out) != ("bf16", "bf16"):
-        return f"q and out are bf16 in it, not {request.q} and {request.out}"
-    if request.latent not in LATENTS or request.rope != ROPE:
-        served = f"{' and '.join(map(str, LATENTS))} with a rope rank of {ROPE}"
-        return f"it serves latent ranks of {served}, not {request.latent} + {request.rope}"
-    asked = request.knobs.resolved["block_h"].value
-    if asked is not None and asked not in form.waves:
-        return f"block_h is {' or '.join(map(str, form.waves))} in it, not {asked}"
-    return None
+    def phases(self, columns: int) -> str:
+        """Rows of a phase, and phases, of LDS rows of `columns` bytes whose 16-byte chunks are exchanged."""
+        return f"{128 // columns}, {columns // 16}"
 
+    @property
+    def maxima_phases(self) -> str:
+        return f"{32 // self.maxima}, {self.maxima // 4}"
 
-def resources(request: Request, form: Form) -> Resources | list[Problem]:
-    """Tile and launch numbers, or what stands in their way."""
-    knobs = request.knobs
-    block_h = knobs.take("block_h", max(form.waves) if request.heads > 16 else 16)
-    block_n = knobs.take("block_n", form.block_n)
-    num_warps = knobs.take("num_warps", form.waves[block_h])
-    num_stages = knobs.take("num_stages", STAGES)
-    waves_per_eu = knobs.take("waves_per_eu", WAVES_PER_EU)
-    problems = []
-    if num_warps != form.waves[block_h]:
-        what = f"num_warps {num_warps}: {form.waves[block_h]} share out {block_h} heads and tiles of {block_n} rows"
-        problems.append(Problem(knobs.loc("num_warps"), what, fix=f"num_warps: {form.waves[block_h]}"))
-    if num_stages != STAGES:
-        what = f"num_stages {num_stages}: one tile is in LDS and the next one in registers, no more and no less"
-        problems.append(Problem(knobs.loc("num_stages"), what, fix=f"num_stages: {STAGES}"))
-    if waves_per_eu not in (1, WAVES_PER_EU):
-        what = f"waves_per_eu {waves_per_eu}: the kernels need more than {REGISTERS // 3} registers a lane"
-        problems.append(Problem(knobs.loc("waves_per_eu"), what, fix=f"waves_per_eu: {WAVES_PER_EU}"))
-    if problems:
-        return problems
-    need = shared_bytes(request, form, block_h)
-    resident = max(1, min(request.target.shared_bytes // need, SIMDS * waves_per_eu // num_warps))
-    return Resources(block_n, block_h, num_warps, num_stages, waves_per_eu, need, resident)
+    @property
+    def two_numbers(self) -> bool:
+        return self.numbers == 2
+
+    @property
+    def row_words(self) -> int:
+        """32-bit words of a KV row of fp8."""
+        return self.row
+
+    @property
+    def octets(self) -> bool:
+        """A lane reads 8 neighbouring columns of a row, as a word of 64 bits; else 4, as a word of 32."""
+        return self.unit == 8
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes that a lane reads of a row of bf16."""
+        return 2 * self.unit
+
+    @property
+    def unit_words(self) -> int:
+        return self.unit // 2
+
+    @property
+    def half_latent(self) -> int:
+        return self.latent // 2
+
+    @property
+    def quarter_rows(self) -> int:
+        """Words of four rows in a tile."""
+        return self.block_n // 4
+
+    @property
+    def value_lanes(self) -> str:
+        words = [self.unit // 2, self.unit, 2 * self.unit, 4 * self.unit]
+        return str([[0, word] for word in words] + [[8, 0], [16, 0]])
+
+    @property
+    def out_run(self) -> int:
+        """Neighbouring columns of O in a lane."""
+        return 4 * self.unit
+
+    @property
+    def out_lanes(self) -> str:
+        return f"[0, {4 * self.unit}], [0, {8 * self.unit}]"
+
+    @property
+    def max_of_lane(self) -> bool:
+        """Every lane leaves a maximum of its own numbers in LDS; else every wave one of its columns."""
+        return self.max_columns == 4
+
+    @property
+    def programs_words(self) -> str:
+        return "two programs" if self.shares_cu else "one program"
+
+    @property
+    def format_file(self) -> str:
+        return "amd_gluon/format_fp8.jinja" if self.fp8 else "amd_gluon/format_bf16.jinja"
+
+    def _own(self, name: str) -> str:
+        return f"{self.family}/{self.kind}/{name}.jinja"
+
+    @property
+    def about_file(self) -> str:
+        return self._own("about")
+
+    @property
+    def layouts_file(self) -> str:
+        return self._own("layouts.py")
+
+    @property
+    def tile_file(self) -> str:
+        return self._own("tile.py")
+
+    @property
+    def query_file(self) -> str:
+        return self._own("query.py")
 
 
 def shared_bytes(request: Request, form: Form, block_h: int) -> int:
     """Bytes of LDS of stage 1: the tile, what of q stays there, and room for maxima and weights in turn."""
-    tile = form.block_n * request.row * BYTES[request.kv]
+    tile = form.block_n * request.row_bytes
     if not form.numbers:
         query, weight_bytes = block_h * request.rope * 2, 2
     else:
         query, weight_bytes = block_h * request.row * form.numbers if block_h in form.in_lds else 0, 1
     maxima = 4 * (form.block_n // form.max_columns) if form.max_columns else 0
     return tile + query + block_h * max(maxima, form.block_n * weight_bytes)
-
-
-def details(request: Request, form: Form, *, taken_as: str, transposes: bool) -> Details:
-    """The rest of what the templates place.
-
-    taken_as     fp8 format of the target's matrix units
-    transposes   LDS has a transposing read; else a lane reads several columns of a row and turns them in registers
-    """
-    numbers = resources(request, form)
-    assert isinstance(numbers, Resources)
-    block_h, in_lds = numbers.block_h, numbers.block_h in form.in_lds
-    head_waves = block_h // 16
-    column_waves = numbers.num_warps // head_waves
-    gl_fp8, fp8_max = FP8_FORMATS[taken_as]
-    unit = 0 if transposes else request.latent // 64
-    heads_of_waves = [[base, 0] for base in _doublings(16, 16 * head_waves)]
-    maxima = form.block_n // form.max_columns if form.max_columns else 0
-    return Details(
-        compute={0: "bf16", 1: taken_as, 2: f"2 x {taken_as}"}[form.numbers],
-        kind=form.kind,
-        fp8=request.is_fp8,
-        row=request.row // 4 if request.is_fp8 else request.row,
-        taken_as=taken_as,
-        gl_fp8=gl_fp8,
-        fp8_max=fp8_max,
-        kv_unit=1.0 if request.kv in (taken_as, "bf16") else 2.0,
-        repair_zero=request.kv not in (taken_as, "bf16"),
-        weight_shift=WEIGHT_SHIFTS[fp8_max],
-        two_numbers=form.numbers == 2,
-        query_step=f"query_{'lds' if in_lds else 'words'}.py.jinja",
-        query_in_lds=in_lds,
-        query_args=form.query_args,
-        query_rope=request.rope * (2 if form.side_by_side else 1),
-        views=request.is_fp8 or not transposes,
-        head_waves=head_waves,
-        column_waves=column_waves,
-        rows_of_wave=form.block_n // column_waves,
-        columns_of_wave=request.latent // column_waves,
-        shared_kb=round(numbers.shared_bytes / 1024),
-        shares_cu=numbers.resident > 1,
-        most_registers=REGISTERS // (numbers.waves_per_eu or 1),
-        unit=unit,
-        max_columns=form.max_columns,
-        maxima=maxima,
-        maxima_registers=[[0, base] for base in _doublings(1, maxima)],
-        maxima_waves=[[0, 0]] * (column_waves.bit_length() - 1) + heads_of_waves,
-        out_registers=[[0, base] for base in (unit, 2 * unit, *_doublings(1, unit))],
-        out_waves=[[0, 16 * unit], [0, 32 * unit], *heads_of_waves],
-        value_registers=[[0, base] for base in _doublings(1, unit // 2)] + [[1, 0], [2, 0], [4, 0]],
-        value_waves=[[0, 8 * unit], [0, 16 * unit]] + [[0, 0]] * len(heads_of_waves),
-        lse_bound=LSE_BOUNDS[form.numbers],
-    )
-
-
-def stages(kernel: Any) -> list[Stage]:
-    """The kernels in the file of a `KernelPlan`."""
-    launched = {"num_warps": kernel.num_warps, "waves_per_eu": kernel.waves_per_eu}
-    first = stage1(kernel, {"kv": POINTER[kernel.kv]}, turn_rows=kernel.block_n)
-    return [replace(first, options=launched), *stage2(kernel)]
 
 
 def _doublings(first: int, end: int) -> list[int]:
@@ -229,3 +220,127 @@ def _doublings(first: int, end: int) -> list[int]:
         bases.append(first)
         first *= 2
     return bases
+
+
+class AmdGluon(Family):
+    """A family of AMD's matrix cores.
+
+    taken_as     fp8 format of the target's matrix units
+    transposes   LDS has a transposing read; else a lane reads several columns of a row and transposes them in registers
+    """
+
+    gluon = True
+    always = frozenset({"exp2", "peeled_tail", "direct_out"})
+    never: ClassVar = {"fast_rcp": "it divides once a head and split, after the loop"}
+    taken_as: ClassVar[str]
+    transposes: ClassVar[bool]
+
+    @abstractmethod
+    def form_of(self, request: Request) -> Form | str:
+        """The form that serves, or why there is none."""
+
+    def _form(self, request: Request) -> Form:
+        form = self.form_of(request)
+        assert isinstance(form, Form)
+        return form
+
+    def refuse(self, request: Request) -> str | None:
+        """Why the family cannot serve with the form that it would take, or None."""
+        form = self.form_of(request)
+        if request.page_size is not None:
+            return "its tiles are consecutive rows, so it does not serve paged KV"
+        if isinstance(form, str):
+            return form
+        if (request.q, request.out) != ("bf16", "bf16"):
+            return f"q and out are bf16 in it, not {request.q} and {request.out}"
+        if request.latent not in LATENTS or request.rope != ROPE:
+            served = f"{' and '.join(map(str, LATENTS))} with a rope rank of {ROPE}"
+            return f"it serves latent ranks of {served}, not {request.latent} + {request.rope}"
+        asked = request.knobs.resolved["block_h"].value
+        if asked is not None and asked not in form.waves:
+            return f"block_h is {' or '.join(map(str, form.waves))} in it, not {asked}"
+        return None
+
+    def resources(self, request: Request) -> Resources | list[Problem]:
+        """Tile and launch numbers, or what stands in their way."""
+        form, knobs = self._form(request), request.knobs
+        block_h = knobs.take("block_h", max(form.waves) if request.heads > 16 else 16)
+        block_n = knobs.take("block_n", form.block_n)
+        num_warps = knobs.take("num_warps", form.waves[block_h])
+        num_stages = knobs.take("num_stages", STAGES)
+        waves_per_eu = knobs.take("waves_per_eu", WAVES_PER_EU)
+        problems = []
+        if num_warps != form.waves[block_h]:
+            what = f"num_warps {num_warps}: {form.waves[block_h]} share out {block_h} heads and tiles of {block_n} rows"
+            problems.append(Problem(knobs.loc("num_warps"), what, fix=f"num_warps: {form.waves[block_h]}"))
+        if num_stages != STAGES:
+            what = f"num_stages {num_stages}: one tile is in LDS and the next one in registers, no more and no less"
+            problems.append(Problem(knobs.loc("num_stages"), what, fix=f"num_stages: {STAGES}"))
+        if waves_per_eu not in (1, WAVES_PER_EU):
+            what = f"waves_per_eu {waves_per_eu}: the kernels need more than {REGISTERS // 3} registers a lane"
+            problems.append(Problem(knobs.loc("waves_per_eu"), what, fix=f"waves_per_eu: {WAVES_PER_EU}"))
+        if problems:
+            return problems
+        need = shared_bytes(request, form, block_h)
+        resident = max(1, min(request.target.shared_bytes // need, SIMDS * waves_per_eu // num_warps))
+        return Resources(block_n, block_h, num_warps, num_stages, waves_per_eu, need, resident)
+
+    def details(self, request: Request) -> Details:
+        """The rest of what the templates place."""
+        form, taken_as, transposes = self._form(request), self.taken_as, self.transposes
+        numbers = self.resources(request)
+        assert isinstance(numbers, Resources)
+        block_h, in_lds = numbers.block_h, numbers.block_h in form.in_lds
+        head_waves = block_h // 16
+        column_waves = numbers.num_warps // head_waves
+        gl_fp8, fp8_max = FP8_FORMATS[taken_as]
+        unit = 0 if transposes else request.latent // 64
+        heads_of_waves = [[base, 0] for base in _doublings(16, 16 * head_waves)]
+        maxima = form.block_n // form.max_columns if form.max_columns else 0
+        return Details(
+            compute={0: "bf16", 1: taken_as, 2: f"2 x {taken_as}"}[form.numbers],
+            kind=form.kind,
+            fp8=request.format.fp8,
+            row=request.row // 4 if request.format.fp8 else request.row,
+            taken_as=taken_as,
+            gl_fp8=gl_fp8,
+            fp8_max=fp8_max,
+            kv_unit=1.0 if request.kv in (taken_as, "bf16") else 2.0,
+            repair_zero=request.kv not in (taken_as, "bf16"),
+            weight_shift=WEIGHT_SHIFTS[fp8_max],
+            numbers=form.numbers,
+            query_step=f"amd_gluon/query_{'lds' if in_lds else 'words'}.py.jinja",
+            query_in_lds=in_lds,
+            query_args=form.query_args,
+            query_rope=request.rope * (2 if form.side_by_side else 1),
+            head_waves=head_waves,
+            column_waves=column_waves,
+            rows_of_wave=form.block_n // column_waves,
+            columns_of_wave=request.latent // column_waves,
+            shared_kb=round(numbers.shared_bytes / 1024),
+            shares_cu=numbers.resident > 1,
+            most_registers=REGISTERS // (numbers.waves_per_eu or 1),
+            unit=unit,
+            max_columns=form.max_columns,
+            maxima=maxima,
+            maxima_registers=[[0, base] for base in _doublings(1, maxima)],
+            maxima_waves=[[0, 0]] * (column_waves.bit_length() - 1) + heads_of_waves,
+            out_registers=[[0, base] for base in (unit, 2 * unit, *_doublings(1, unit))],
+            out_waves=[[0, 16 * unit], [0, 32 * unit], *heads_of_waves],
+            value_registers=[[0, base] for base in _doublings(1, unit // 2)] + [[1, 0], [2, 0], [4, 0]],
+            value_waves=[[0, 8 * unit], [0, 16 * unit]] + [[0, 0]] * len(heads_of_waves),
+            family=self.name,
+            block_n=form.block_n,
+            latent=request.latent,
+            cache=', cache=".cg"' if "streaming_loads" in request.options else "",
+            side_by_side=form.side_by_side,
+        )
+
+    def bounds(self, details: Details) -> tuple[float, float]:
+        """By the fp8 numbers that q becomes."""
+        return BOUND_FP8 if details.numbers == 1 else BOUND_16_BIT, LSE_BOUNDS[details.numbers]
+
+    def stages(self, kernel: Any) -> list[Stage]:
+        """The kernels in the file of a `KernelPlan`."""
+        options = {"num_warps": kernel.num_warps, "waves_per_eu": kernel.waves_per_eu, **FUSED}
+        return [stage1(kernel, options), *stage2(kernel)]

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mla_codegen.catalog.targets import Target
+from mla_codegen.runtime.formats import KV_FORMATS, KVFormat
 from mla_codegen.spec.datamodel import Settings
 from mla_codegen.spec.errors import Loc
 
-BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "fp8_e4m3fnuz": 1}
 NAMES = ("family", "splits", "block_n", "block_h", "num_warps", "num_stages", "waves_per_eu", "column_blocks")
-BALANCED_ROWS = 256  # query rows of a call that a balanced kernel shares out: every program looks at all of them
 Layer = tuple[Loc, str, Settings | None]
 
 
@@ -51,7 +50,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Request:
-    """One kernel to resolve. `options`: optimisations in force; `splits`: known to `details`; None: at run time.
+    """One kernel to resolve. `options`: optimisations in force.
 
     page_size  KV rows of a page; None: the rows of a request are consecutive ones
     """
@@ -65,7 +64,6 @@ class Request:
     out: str
     options: tuple[str, ...]
     knobs: Knobs
-    splits: int | None = None
     page_size: int | None = None
 
     @property
@@ -73,8 +71,13 @@ class Request:
         return self.latent + self.rope
 
     @property
-    def is_fp8(self) -> bool:
-        return self.kv.startswith("fp8")
+    def format(self) -> KVFormat:
+        return KV_FORMATS[self.kv]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a KV row."""
+        return self.format.row_bytes(self.latent, self.rope)
 
 
 @dataclass(frozen=True)

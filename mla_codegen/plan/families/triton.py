@@ -1,145 +1,133 @@
 """The portable family: plain Triton, for every GPU and the interpreter."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from mla_codegen.catalog.targets import Target
-from mla_codegen.plan.families.request import BYTES, Request, Resources
-from mla_codegen.plan.families.stages import POINTER, Stage, stage1, stage2
+from mla_codegen.plan.families.base import Family
+from mla_codegen.plan.families.request import Request, Resources
+from mla_codegen.plan.families.stages import Stage, options_of, stage1, stage2
+from mla_codegen.runtime.formats import ELEMENTS
 from mla_codegen.spec.errors import Problem
 
-TL = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3fn": "tl.float8e4nv", "fp8_e4m3fnuz": "tl.float8e4b8"}
-TORCH = {
-    "bf16": "torch.bfloat16",
-    "fp16": "torch.float16",
-    "fp8_e4m3fn": "torch.float8_e4m3fn",
-    "fp8_e4m3fnuz": "torch.float8_e4m3fnuz",
-}
 LN2 = 0.6931471805599453
+# What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
+# f16, and every number below has few enough digits to stay exact.
+KEY_FACTOR = 36864.0
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
-
-
-@dataclass(frozen=True)
-class Lane:
-    """The columns of a KV row that one accumulator holds, and how they come out of a tile's words."""
-
-    suffix: str
-    decode: str
-    decode_rope: str
-    q_columns: str
-    q_rope_columns: str
 
 
 @dataclass(frozen=True)
 class Details:
     """How a tile's bytes become MMA operands. Field names are what the templates say.
 
+    format         file of templates/format that says how a KV row is read
     compute        element type of the products; tl_compute: as Triton names it
-    fp8, tl_fp8    the format that fp8 bytes are taken for
-    torch_word     dtype of the host's view of the KV: what stage 1 loads
-    word           integer type of words that hold several columns; empty: columns are loaded as they are
-    rope_bytes     pointer type of rope columns where they are read by the byte
+    taken_as       the format that fp8 bytes are taken for; tl_fp8: as Triton names it
+    word           integer type of words that hold several columns, or what columns are read as one by one
+    columns        columns of a word
+    latent_value   a tile's columns, or words of them, as values; latent_key, rope_key: as keys, which make NaN of bytes
+                   that are NaN, so that the row's weight is NaN; pair_key: the same of one column of a pair, `{}`
+    rope_bytes     pointer type of rope columns where they are read by the byte; rope_zero: zero of it
+    decode_step    file of templates/steps that splits words of 16 bits
     kv_factor      what 1.0 of the decoded KV stands for
     q_top          power of two that each head's largest |q| is scaled to; 0: q is used as it is
-    weight_shift   added to the exponent of the weights, so that small ones survive fp8; weight_scale: that as a factor
+    q_parts        the tensors that q is split into
+    weight_shift   added to the exponent of the weights, so that small ones survive; weight_scale: as a factor
+    sums_rounded   the softmax sum is of the rounded weights; else rounding is too fine to matter
+    key_factor     factor of f16 keys, by which those that are NaN become infinite; 0: keys are used as they are
+    zero_sign_is_nan   of fp8 bytes that are decoded by shifts 0x80 is NaN
+    reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     """
 
+    format: str
     compute: str
-    tl_compute: str
-    is_fp8: bool
-    fp8: str
-    tl_fp8: str
-    torch_word: str
+    taken_as: str
     word: str
-    lanes: tuple[Lane, ...]
-    rope_lanes: tuple[Lane, ...]
-    rope_bytes: str
-    decode_step: str
-    kv_factor: float
-    q_top: int
-    weight_shift: float
-    weight_scale: int
-    repair_zero: bool
+    columns: int = 1
+    latent_value: str = "latent"
+    latent_key: str = "latent"
+    rope_key: str = "rope"
+    pair_key: str = "{}"
+    rope_bytes: str = ""
+    rope_zero: str = "0.0"
+    decode_step: str = ""
+    kv_factor: float = 1.0
+    q_top: int = 0
+    q_parts: tuple[str, ...] = ("q_latent", "q_rope")
+    weight_shift: float = 0
+    weight_scale: int = 1
+    sums_rounded: bool = False
+    key_factor: float = 0.0
+    zero_sign_is_nan: bool = False
+    reads_infinity: bool = False
+    repair_zero: bool = False
+    row_words: int = 0
+    casts_q: bool = False
 
     @property
-    def q_parts(self) -> list[str]:
-        latent = [f"q_latent{lane.suffix}" for lane in self.lanes]
-        return latent + [f"q_rope{lane.suffix}" for lane in self.rope_lanes]
+    def format_file(self) -> str:
+        return f"format/{self.format}.jinja"
 
     @property
-    def accs(self) -> str:
-        return ", ".join(f"acc{lane.suffix}" for lane in self.lanes)
+    def more_q_parts(self) -> tuple[str, ...]:
+        return self.q_parts[1:]
 
+    @property
+    def weights_in(self) -> str:
+        return "fp8" if ELEMENTS[self.compute].fp8 else "f16"
 
-NAME = "triton"
-GLUON = False
-ALWAYS: frozenset[str] = frozenset()  # every optimisation is a choice here
-NEVER: dict[str, str] = {}
-KNOBS: frozenset[str] = frozenset()
-TUNABLE = {  # what `tune` may try; the plan says which combinations are legal
-    "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
-    "block_n": (16, 32, 64, 128),
-    "block_h": (16, 32, 64),
-    "num_warps": (2, 4, 8),
-    "num_stages": (1, 2, 3, 4),
-    "waves_per_eu": (0, 1, 2, 3, 4),
-}
+    @property
+    def masked_score(self) -> str:
+        """Score of a row past the end."""
+        return "LOWEST" if self.reads_infinity else 'float("-inf")'
 
+    @property
+    def even_latent_key(self) -> str:
+        return self.pair_key.format("even(latent)")
 
-def refuse(request: Request) -> str | None:
-    """Why the family cannot serve, or None."""
-    if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
-        return (
-            f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
-            f"number of {request.kv} (byte 0x7F) is NaN"
-        )
-    if request.is_fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
-        return (
-            f"{request.kv} KV without packed_fp8 on {request.target.name}: the hardware does not convert "
-            f"{request.kv}, so the compiler would decode it in software"
-        )
-    return None
+    @property
+    def odd_latent_key(self) -> str:
+        return self.pair_key.format("odd(latent)")
 
+    @property
+    def even_rope_key(self) -> str:
+        return self.pair_key.format("even(rope)")
 
-def resources(request: Request) -> Resources | list[Problem]:
-    """Tile and launch numbers, or what stands in their way."""
-    knobs, target = request.knobs, request.target
-    fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
-    num_stages = knobs.take("num_stages", 2)
+    @property
+    def odd_rope_key(self) -> str:
+        return self.pair_key.format("odd(rope)")
 
-    def memory(block_n: int, block_h: int) -> int:
-        return shared_bytes(request, block_n, block_h, num_stages)
+    @property
+    def tl_compute(self) -> str:
+        return tl_name(self.compute)
 
-    heads = 16 if request.heads <= 16 else 64 if request.heads > 32 and memory(16, 64) <= target.shared_bytes else 32
-    block_h = knobs.take("block_h", heads)
-    num_warps = knobs.take("num_warps", 8 if block_h >= 64 else 4)
-    waves = knobs.take("waves_per_eu", 0 if target.waves_per_eu else None)
-    fits = [n for n in (64, 32, 16) if memory(n, block_h) <= target.shared_bytes]
-    block_n = knobs.take("block_n", fits[0] if fits else 16)
-    need = memory(block_n, block_h)
-    problems = []
-    if need > target.shared_bytes:
-        beside = f" beside {block_h} heads" if block_h >= MANY_HEADS else ""
-        what = (
-            f"a tile of {block_n} {request.kv} rows in {num_stages} stages{beside} needs {need:,} bytes of shared "
-            f"memory; {target.name} has {target.shared_bytes:,}"
-        )
-        smaller = [n for n in fits if n < block_n]
-        fewer = [h for h in (64, 32, 16) if h < block_h and memory(block_n, h) <= target.shared_bytes]
-        if smaller:
-            problems.append(Problem(knobs.loc("block_n"), what, fix=f"block_n: {smaller[0]} fits"))
-        elif fewer:
-            problems.append(Problem(knobs.loc("block_h"), what, fix=f"block_h: {fewer[0]} fits"))
-        else:
-            problems.append(Problem(knobs.loc("block_n"), what, fix="use fewer num_stages"))
-    if fp8_mma and not packed and block_n < 32:
-        what = f"block_n {block_n} is below the 32 rows of an fp8 MMA"
-        problems.append(Problem(knobs.loc("block_n"), what, allowed="32, 64, 128, 256", fix="block_n: 32"))
-    if problems:
-        return problems
-    resident = 2 if need * 2 <= target.shared_bytes else 1
-    return Resources(block_n, block_h, num_warps, num_stages, waves or None, need, resident)
+    @property
+    def tl_fp8(self) -> str:
+        return tl_name(self.taken_as)
+
+    @property
+    def viewed(self) -> bool:
+        """`run` views the KV as what stage 1 loads."""
+        return ELEMENTS[self.taken_as].fp8
+
+    @property
+    def torch_word(self) -> str:
+        return ELEMENTS[self.word].torch
+
+    @property
+    def scaled_kv(self) -> bool:
+        """1.0 of the decoded KV stands for something else."""
+        return self.kv_factor != 1.0
+
+    @property
+    def scales_q(self) -> bool:
+        return self.q_top > 0
+
+    @property
+    def q_fills_range(self) -> bool:
+        """q becomes fp8 and is scaled to fill its range."""
+        return self.q_top > 1
 
 
 def shared_bytes(request: Request, block_n: int, block_h: int, num_stages: int) -> int:
@@ -149,8 +137,8 @@ def shared_bytes(request: Request, block_n: int, block_h: int, num_stages: int) 
     q and the widened columns of packed fp8, which MMA then reads from shared memory, or the output before its store.
     """
     amd = request.target.vendor == "amd"
-    packed = request.is_fp8 and "packed_fp8" in request.options
-    tiles = block_n * request.row * BYTES[request.kv] * (max(1, num_stages - 1) if amd else num_stages)
+    packed = request.format.fp8 and "packed_fp8" in request.options
+    tiles = block_n * request.row_bytes * (max(1, num_stages - 1) if amd else num_stages)
     if block_h < MANY_HEADS:
         return tiles
     output = block_h * request.latent * (2 if amd and not packed else 4)
@@ -160,71 +148,141 @@ def shared_bytes(request: Request, block_n: int, block_h: int, num_stages: int) 
     return max(tiles + block_h * request.row * 2 + widened, output)
 
 
-def details(request: Request) -> Details:
-    """The rest of what the templates place."""
+def tl_name(element: str) -> str:
+    """As kernels name it."""
+    return f"tl.{ELEMENTS[element].triton}"
+
+
+def _decode(request: Request) -> Details:
+    """How a tile's bytes become MMA operands: word size, element types, and what 1.0 of them stands for."""
+    kv, target = request.kv, request.target
     fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
-    decode = _decode(request.target, request.kv, fp8_mma, packed)
-    bits = 7 if decode["compute"] == "fp8_e4m3fnuz" else 8  # e4m3fnuz ends at 240, e4m3fn at 448; weights end at 1
-    unscaled = decode["compute"] in ("bf16", request.q)
-    return Details(
-        is_fp8=request.is_fp8,
-        q_top=0 if unscaled else 64 if fp8_mma else 1,
-        weight_shift=0 if not fp8_mma else bits if "exp2" in request.options else bits * LN2,
-        weight_scale=1 << bits if fp8_mma else 1,
-        **decode,
-    )
-
-
-def stages(kernel: Any) -> list[Stage]:
-    """The kernels in the file of a `KernelPlan`."""
-    kv = POINTER[kernel.details.word or kernel.details.fp8]
-    return [stage1(kernel, {"kv": kv}, turn_rows=kernel.block_n, pools=frozenset({"kv"})), *stage2(kernel)]
-
-
-def _decode(target: Target, kv: str, fp8_mma: bool, packed: bool) -> dict[str, Any]:
-    """How a tile's bytes become MMA operands: word size, lanes, element types, and what 1.0 of them stands for."""
-    plain = Lane("", "latent", "rope", "latent[None, :]", "rope[None, :]")
-    result: dict[str, Any] = {
-        "compute": kv, "tl_compute": TL[kv], "fp8": kv, "tl_fp8": TL[kv], "torch_word": TORCH[kv], "word": "",
-        "lanes": (plain,), "rope_lanes": (plain,), "rope_bytes": "", "decode_step": "",
-        "kv_factor": 1.0, "repair_zero": False,
-    }  # fmt: skip
-    if not kv.startswith("fp8"):
-        return result
-    # The format that the kernel takes the bytes for: e4m3fn may pass for e4m3fnuz, at half its value, 0x80 mended.
-    taken_as = kv
-    if fp8_mma and kv not in target.fp8_mma:
-        taken_as = next(iter(target.fp8_mma))
-    factor = 1.0 if kv == taken_as else 2.0
-    result.update(fp8=taken_as, tl_fp8=TL[taken_as], torch_word=TORCH[taken_as], kv_factor=factor)
-    if fp8_mma and not packed:
-        repair = kv != taken_as
-        result.update(compute=taken_as, tl_compute=TL[taken_as], repair_zero=repair)
-    elif fp8_mma:
-        repair = kv != taken_as
-        words = "repair(latent)" if repair else "latent"
-        rope = Lane("", "", "repair_bytes(rope)" if repair else "rope", "", "rope[None, :]")
-        result.update(
-            compute=taken_as, tl_compute=TL[taken_as], torch_word="torch.int32", word="int32",
-            lanes=tuple(Lane(f"_{j}", f"column({words}, {j})", "", f"4 * words[None, :]{f' + {j}' if j else ''}", "")
-                        for j in range(4)),
-            rope_lanes=(rope,), rope_bytes="tl.uint8" if repair else TL[taken_as],
-            decode_step="steps/quads.py.jinja", repair_zero=repair,
+    if not request.format.fp8:
+        return Details("plain", kv, kv, kv)
+    # e4m3fn may pass for e4m3fnuz, at half its value, 0x80 repaired.
+    taken_as = kv if not fp8_mma or kv in target.fp8_mma else next(iter(target.fp8_mma))
+    repair = kv != taken_as
+    factor = 2.0 if repair else 1.0
+    if fp8_mma and packed:
+        return Details(
+            "quads", taken_as, taken_as, "int32", 4, kv_factor=factor, repair_zero=repair,
+            latent_value="repair(latent)" if repair else "latent",
+            latent_key="repair_keys(latent)" if repair else "latent",
+            rope_key="repair_key_bytes(rope)" if repair else "rope",
+            rope_bytes="tl.uint8" if repair else tl_name(taken_as), rope_zero="0" if repair else "0.0",
+            q_parts=(*(f"q_latent_{j}" for j in range(4)), "q_rope"),
         )  # fmt: skip
-    elif packed:
-        lanes = tuple(
-            Lane(f"_{name}", f"{name}(latent)", f"{name}(rope)", f"2 * words[None, :]{offset}",
-                 f"2 * rope_words[None, :]{offset}")
-            for name, offset in (("even", ""), ("odd", " + 1"))
+    if fp8_mma:
+        return Details("plain", taken_as, taken_as, taken_as, kv_factor=factor)
+    if packed:
+        pairs = Details(
+            "pairs", "fp16", taken_as, "int16", 2, decode_step="steps/pairs_bits.py.jinja",
+            q_parts=("q_latent_even", "q_latent_odd", "q_rope_even", "q_rope_odd"),
         )  # fmt: skip
-        bits = not (target.pair_decode and kv == "fp8_e4m3fn")  # the hardware's conversion is of e4m3fn alone
-        result.update(
-            compute="fp16", tl_compute="tl.float16", torch_word="torch.int16", word="int16",
-            lanes=lanes, rope_lanes=lanes, decode_step=f"steps/pairs_{'bits' if bits else 'asm'}.py.jinja",
-        )  # fmt: skip
-        if bits:  # e4m3's exponent bias is 7 (fnuz: 8), f16's 15
-            result["kv_factor"] = 256.0 if kv == "fp8_e4m3fn" else 128.0
-    else:
-        widened = Lane("", "latent.to(tl.float16)", "rope.to(tl.float16)", "latent[None, :]", "rope[None, :]")
-        result.update(compute="fp16", tl_compute="tl.float16", lanes=(widened,), rope_lanes=(widened,))
-    return result
+        if kv != "fp8_e4m3fn":  # its exponent bias is 8, f16's 15
+            return replace(pairs, kv_factor=128.0, pair_key="number({})", zero_sign_is_nan=True)
+        if target.pair_decode:
+            return replace(pairs, decode_step="steps/pairs_asm.py.jinja")
+        return replace(pairs, kv_factor=256.0, pair_key="{} * KEY_FACTOR", key_factor=KEY_FACTOR)
+    widened = ("latent.to(tl.float16)", "rope.to(tl.float16)")
+    return Details("plain", "fp16", taken_as, taken_as, latent_value=widened[0], rope_key=widened[1])
+
+
+class Triton(Family):
+    """Plain Triton."""
+
+    name = "triton"
+    tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
+        "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+        "block_n": (16, 32, 64, 128),
+        "block_h": (16, 32, 64),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "waves_per_eu": (0, 1, 2, 3, 4),
+    }
+
+    def refuse(self, request: Request) -> str | None:
+        """Why the family cannot serve, or None."""
+        if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
+            return (
+                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
+                f"number of {request.kv} (byte 0x7F) is NaN"
+            )
+        if request.format.fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
+            return (
+                f"{request.kv} KV without packed_fp8 on {request.target.name}: the hardware does not convert "
+                f"{request.kv}, so the compiler would decode it in software"
+            )
+        return None
+
+    def resources(self, request: Request) -> Resources | list[Problem]:
+        """Tile and launch numbers, or what stands in their way."""
+        knobs, target = request.knobs, request.target
+        fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
+        num_stages = knobs.take("num_stages", 2)
+
+        def memory(block_n: int, block_h: int) -> int:
+            return shared_bytes(request, block_n, block_h, num_stages)
+
+        heads = (
+            16 if request.heads <= 16 else 64 if request.heads > 32 and memory(16, 64) <= target.shared_bytes else 32
+        )
+        block_h = knobs.take("block_h", heads)
+        num_warps = knobs.take("num_warps", 8 if block_h >= 64 else 4)
+        waves = knobs.take("waves_per_eu", 0 if target.waves_per_eu else None)
+        fits = [n for n in (64, 32, 16) if memory(n, block_h) <= target.shared_bytes]
+        block_n = knobs.take("block_n", fits[0] if fits else 16)
+        need = memory(block_n, block_h)
+        problems = []
+        if need > target.shared_bytes:
+            beside = f" beside {block_h} heads" if block_h >= MANY_HEADS else ""
+            what = (
+                f"a tile of {block_n} {request.kv} rows in {num_stages} stages{beside} needs {need:,} bytes of shared "
+                f"memory; {target.name} has {target.shared_bytes:,}"
+            )
+            smaller = [n for n in fits if n < block_n]
+            fewer = [h for h in (64, 32, 16) if h < block_h and memory(block_n, h) <= target.shared_bytes]
+            if smaller:
+                problems.append(Problem(knobs.loc("block_n"), what, fix=f"block_n: {smaller[0]} fits"))
+            elif fewer:
+                problems.append(Problem(knobs.loc("block_h"), what, fix=f"block_h: {fewer[0]} fits"))
+            else:
+                problems.append(Problem(knobs.loc("block_n"), what, fix="use fewer num_stages"))
+        if fp8_mma and not packed and block_n < 32:
+            what = f"block_n {block_n} is below the 32 rows of an fp8 MMA"
+            problems.append(Problem(knobs.loc("block_n"), what, allowed="32, 64, 128, 256", fix="block_n: 32"))
+        if problems:
+            return problems
+        resident = 2 if need * 2 <= target.shared_bytes else 1
+        return Resources(block_n, block_h, num_warps, num_stages, waves or None, need, resident)
+
+    def details(self, request: Request) -> Details:
+        """The rest of what the templates place."""
+        found = _decode(request)
+        fp8_mma = "fp8_mma" in request.options and request.format.fp8
+        # The largest weight is 2^bits: e4m3fnuz ends at 240, e4m3fn at 448, f16 at 65504; bf16 reaches as far as fp32.
+        bits = {"fp8_e4m3fnuz": 7, "fp8_e4m3fn": 8, "fp16": 15, "bf16": 0}[found.compute]
+        unscaled = found.compute in ("bf16", request.q)
+        return replace(
+            found,
+            q_top=0 if unscaled else 64 if fp8_mma else 1,
+            casts_q=unscaled and found.compute != request.q,
+            weight_shift=bits if "exp2" in request.options else bits * LN2,
+            weight_scale=1 << bits,
+            sums_rounded=fp8_mma,
+            reads_infinity=not request.format.fp8 or found.key_factor > 0,
+            row_words=request.row // found.columns,
+        )
+
+    def stages(self, kernel: Any) -> list[Stage]:
+        """The kernels in the file of a `KernelPlan`."""
+        return [stage1(kernel, options_of(kernel), pools=frozenset({"kv"})), *stage2(kernel)]
+
+    def facts(self, request: Request, details: Any) -> dict[str, str]:
+        """Rows are read as words or as the format that they are taken for."""
+        element = ELEMENTS[details.word]
+        return {
+            "kv_type": element.pointer,
+            "kv_given": "kv.view(KV_DTYPE)" if request.format.fp8 else "kv",
+            "aligned": "",
+        }

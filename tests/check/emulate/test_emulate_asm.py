@@ -65,9 +65,8 @@ def test_packing_keeps_the_first_operand_low() -> None:
     assert asm.run(PACK64, [low, high])[0].view(np.float32).tolist() == [1.0, 3.0, -2.0, 0.5]
 
 
-@pytest.mark.parametrize("text", [RCP, "v_rcp_f32 $0, $1", "v_rcp_f32_e32 $0, $1"])
-def test_reciprocal(text: str) -> None:
-    got = asm.run(text, [np.float32([2.0, -4.0, 0.0, -0.0, math.inf, 1e-40, 2.0**127])])[0]
+def test_reciprocal() -> None:
+    got = asm.run(RCP, [np.float32([2.0, -4.0, 0.0, -0.0, math.inf, 1e-40, 2.0**127])])[0]
     assert got.tolist() == [0.5, -0.25, math.inf, -math.inf, 0.0, math.inf, 0.0]
 
 
@@ -76,26 +75,6 @@ def test_exponential_and_logarithm() -> None:
     assert got.tolist() == [1.0, 8.0, 0.5, 0.0, 0.0, math.inf]
     got = asm.run(LG2, [np.float32([1.0, 8.0, 0.5, 0.0, math.inf])])[0]
     assert got.tolist() == [0.0, 3.0, -1.0, -math.inf, math.inf]
-
-
-@pytest.mark.parametrize("selector", [0x07050301, 0x06040200, 0x0C0C0501, 0x00010203])
-def test_v_perm_picks_bytes(selector: int) -> None:
-    words = np.random.default_rng(2).integers(0, 2**32, (2, 256), dtype=np.uint64).astype(np.uint32).view(np.int32)
-    words[0].view(np.uint8)[:256] = np.arange(256)
-    got = asm.run(f"v_perm_b32 $0, $1, $2, {selector:#x}", [words[0], words[1]])[0].view(np.uint8).reshape(-1, 4)
-    pool = np.concatenate([words[1].view(np.uint8).reshape(-1, 4), words[0].view(np.uint8).reshape(-1, 4)], axis=1)
-    for i in range(4):
-        pick = (selector >> (8 * i)) & 0xFF
-        np.testing.assert_array_equal(got[:, i], 0 if pick == 0x0C else pool[:, pick])
-    by_register = asm.run("v_perm_b32 $0, $1, $2, $3", [words[0], words[1], np.full(256, selector, np.int32)])[0]
-    np.testing.assert_array_equal(by_register.view(np.uint8).reshape(-1, 4), got)
-
-
-def test_v_lerp_averages_bytes_downwards() -> None:
-    x, y = np.meshgrid(np.arange(256), np.arange(256))
-    words = [np.ascontiguousarray(z.astype(np.uint8)).view(np.uint32).reshape(-1) for z in (x, y)]
-    got = asm.run("v_lerp_u8 $0, $1, $2, 0", words)[0]
-    np.testing.assert_array_equal(got.view(np.uint8).reshape(256, 256), (x + y) // 2)
 
 
 def test_prmt_picks_bytes_and_signs() -> None:

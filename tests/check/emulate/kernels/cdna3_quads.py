@@ -5,6 +5,7 @@ Minus zero (0x80) would be NaN there and is cleared four bytes at a time.
 """
 
 import triton.experimental.gluon.language as gl
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.amd import AMDMFMALayout, cdna3
 
@@ -23,9 +24,10 @@ def byte(words, J: gl.constexpr):
     return ((words >> (8 * J)) & 0xFF).to(gl.int8).to(gl.float8e4b8, bitcast=True)
 
 
-@gluon.jit
-def reciprocal(x):
-    return gl.inline_asm_elementwise("v_rcp_f32_e32 $0, $1", "=v,v", [x], dtype=gl.float32, is_pure=True, pack=1)
+@tl.core.extern
+def reciprocal(x, _semantic=None):
+    symbols = {(tl.float32,): ("llvm.amdgcn.rcp.f32", tl.float32)}
+    return tl.core.extern_elementwise("", "", [x], symbols, is_pure=True, _semantic=_semantic)
 
 
 @gluon.jit
