@@ -265,7 +265,7 @@ def stage1(
 
     total = gl.sum(l, 0)
     log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = unit / gl.where(total == 0, 1.0, total)  # nothing visible: out 0
+    norm = gl.where(total == 0, 0.0, unit / total)  # nothing visible: out 0
     acc = acc * norm[None, :]
     columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
     head = first_head + gl.arange(0, BLOCK_H, HEAD)

@@ -393,7 +393,7 @@ def stage1(
 
     total = gl.sum(l, 0)
     log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = gl.convert_layout(unit / gl.where(total == 0, 1.0, total), HEAD_OF_OUTPUT)  # nothing visible: out 0
+    norm = gl.convert_layout(gl.where(total == 0, 0.0, unit / total), HEAD_OF_OUTPUT)  # nothing visible: out 0
     even = even * norm[None, :]
     odd = odd * norm[None, :]
     pair = gl.arange(0, PAIRS, gl.SliceLayout(1, OUTPUT))

@@ -2,7 +2,7 @@
 # Do not edit: change the spec and run `mla-codegen build specs/h200_paged.yaml`.
 """Kernels for sm_90 (NVIDIA H200): what the dispatcher looks up."""
 
-VERSION = 1  # of these tables, for the runtime beside them
+VERSION = 2  # of these tables, for the runtime beside them
 TARGET = "sm_90"
 SPEC = "specs/h200_paged.yaml"
 HEADS = 16
@@ -24,6 +24,9 @@ SHAPES = {
     },
     "bf16": {4: {1024: "bf16_b4_kv1024"}, 64: {8192: "bf16_b64_kv8192"}, 256: {1024: "bf16_b256_kv1024"}},
 }
+
+# KV dtype -> query tokens of a request, more than one -> requests of a call -> KV rows of a request -> kernel
+TOKEN_SHAPES = {"fp8_e4m3fn": {}, "bf16": {}}
 
 # KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
@@ -48,3 +51,6 @@ GENERAL = {
         balanced_rows=256,
     ),
 }
+
+# KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
+BLOCKS = {"fp8_e4m3fn": {}, "bf16": {}}

@@ -2,7 +2,7 @@
 # Do not edit: change the spec and run `mla-codegen build specs/mi355x.yaml`.
 """Kernels for gfx950 (AMD Instinct MI355X): what the dispatcher looks up."""
 
-VERSION = 1  # of these tables, for the runtime beside them
+VERSION = 2  # of these tables, for the runtime beside them
 TARGET = "gfx950"
 SPEC = "specs/mi355x.yaml"
 HEADS = 16
@@ -31,6 +31,9 @@ SHAPES = {
     },
 }
 
+# KV dtype -> query tokens of a request, more than one -> requests of a call -> KV rows of a request -> kernel
+TOKEN_SHAPES = {"fp8_e4m3fn": {}, "bf16": {}}
+
 # KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
     "fp8_e4m3fn": dict(
@@ -38,3 +41,6 @@ GENERAL = {
     ),
     "bf16": dict(direct="bf16_any_direct", split="bf16_any", units=256, resident=2, block_n=64, head_blocks=1),
 }
+
+# KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
+BLOCKS = {"fp8_e4m3fn": {}, "bf16": {}}

@@ -154,8 +154,7 @@ def stage1(
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc = fold(tl.where(here[None, :], scores, LOWEST), kv_latent, m, l, acc)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (1.0 / total * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, 1.0 / l * unit)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
     filled = begin < end  # a split without rows leaves its partial as it is
     tl.store(partial + at[:, None] * LATENT + latent[None, :], acc * norm, mask=filled)

@@ -191,8 +191,7 @@ def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
         m, l, acc_even, acc_odd = fold(tl.where(here[None, :], scores, LOWEST), kv_latent, m, l, acc_even, acc_odd)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (1.0 / total * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, 1.0 / l * unit)[:, None]  # nothing visible: out 0
     at = row.to(tl.int64) * HEADS + heads
     columns = tl.interleave(acc_even * norm, acc_odd * norm)
     tl.store(out + at[:, None] * LATENT + tl.arange(0, LATENT)[None, :], columns)

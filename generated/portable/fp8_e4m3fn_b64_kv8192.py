@@ -199,8 +199,7 @@ def stage1(
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
         m, l, acc_even, acc_odd = fold(tl.where(here[None, :], scores, LOWEST), kv_latent, m, l, acc_even, acc_odd)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (1.0 / total * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, 1.0 / l * unit)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
     filled = begin < end  # a split without rows leaves its partial as it is
     columns = tl.interleave(acc_even * norm, acc_odd * norm)

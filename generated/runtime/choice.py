@@ -6,6 +6,9 @@ from half to twice its length. Calls whose longest request is known to be much l
 balanced kernel, if the build has one; so are large calls, and those of paged KV, that do not say. Every other call is
 served by the general kernels, with the splits of the split rule. All kernels are right for every call; the choice
 decides speed only.
+
+Calls with several query tokens a request go to the shape of as many, requests counted in place of query rows; without
+one, to the general kernels whose blocks of columns take as many; without those, as above.
 """
 
 from .splits import choose_splits
@@ -51,22 +54,47 @@ class General:
 class Choice:
     """The rule for one KV dtype. `shapes`: query rows of a call -> KV rows of a request -> kernel, by name.
 
-    `paged`: the KV is, so that the host knows no mean length, only a longest one.
+    paged    the KV is, so that the host knows no mean length, only a longest one
+    tokens   query tokens of a request, more than one -> requests -> KV rows of a request -> kernel
+    blocks   query tokens that a block of columns takes -> the kernels with such blocks; `head_blocks`: those of a
+             request of as many
     """
 
     split_rule = staticmethod(choose_splits)
 
-    def __init__(self, shapes: dict[int, dict[int, str]], general: General, paged: bool = False) -> None:
+    def __init__(
+        self,
+        shapes: dict[int, dict[int, str]],
+        general: General,
+        paged: bool = False,
+        tokens: dict[int, dict[int, dict[int, str]]] | None = None,
+        blocks: dict[int, General] | None = None,
+    ) -> None:
         self.paged = paged
         self.ranges = {rows: ranges_of(lengths) for rows, lengths in shapes.items()}
         self.general = general
+        self.tokens = {
+            q_len: {batch: ranges_of(lengths) for batch, lengths in shapes.items()}
+            for q_len, shapes in (tokens or {}).items()
+        }
+        self.blocks = blocks or {}
 
-    def choose(self, rows: int, kv_len: int, longest: int | None = None) -> tuple[str, int | None]:
+    def choose(
+        self, rows: int, kv_len: int, longest: int | None = None, batch: int | None = None, q_len: int | None = None
+    ) -> tuple[str, int | None]:
         """(kernel, splits if it takes them at run time) for `rows` query rows.
 
         kv_len    KV rows of a request in the mean, as far as the host knows
         longest   KV rows of the longest request, if known
+        batch     requests; None: as many as query rows
+        q_len     query tokens of the request that has most, if known
         """
+        batch = batch or rows
+        q_len = max(q_len or 1, -(-rows // batch))  # a hint below the mean is none
+        if q_len > 1 and (self.tokens or self.blocks):
+            found = self.of_tokens(batch, q_len, kv_len if longest is None else longest)
+            if found is not None:
+                return found
         if self.is_ragged(rows, kv_len, longest):
             return self.general.balanced, None
         kv_len = kv_len if longest is None else longest
@@ -76,6 +104,18 @@ class Choice:
         splits = self.splits(rows, kv_len)
         return (self.general.direct, None) if splits == 1 else (self.general.split, splits)
 
+    def of_tokens(self, batch: int, q_len: int, kv_len: int) -> tuple[str, int | None] | None:
+        """The same by requests and their query tokens; None: no kernel is for several of these."""
+        for low, high, name in self.tokens.get(q_len, {}).get(batch, ()):
+            if low <= kv_len < high:
+                return name, None
+        if not self.blocks:
+            return None
+        block = min((size for size in self.blocks if size >= q_len), default=max(self.blocks))
+        general = self.blocks[block]
+        splits = self.splits(batch * -(-q_len // block), kv_len, general)
+        return (general.direct, None) if splits == 1 else (general.split, splits)
+
     def is_ragged(self, rows: int, kv_len: int, longest: int | None) -> bool:
         """Whether a call is one for the balanced kernel."""
         if not 1 < rows <= self.general.balanced_rows:
@@ -84,9 +124,9 @@ class Choice:
             return self.paged or (kv_len >= UNSURE_KV_LEN and rows * kv_len >= UNSURE_KV_ROWS)
         return longest > RAGGED * kv_len
 
-    def splits(self, rows: int, kv_len: int) -> int:
-        """The split rule's answer for the general kernels."""
-        general = self.general
+    def splits(self, rows: int, kv_len: int, general: General | None = None) -> int:
+        """The split rule's answer for general kernels; `rows`: query rows, or as many tokens as their blocks take."""
+        general = general or self.general
         tiles = -(-kv_len // general.block_n)
         programs = rows * general.head_blocks
         return self.split_rule(programs, tiles * general.block_n, general.units, general.resident, general.block_n)

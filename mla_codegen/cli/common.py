@@ -161,14 +161,15 @@ def load_plans(specs: list[Path], out: Path, triton: str | None = None) -> list[
     return plans
 
 
-def parse_shapes(spelled: Sequence[str]) -> list[tuple[int, int]]:
-    """(batch, kv_len) of each `64x8192`; exit 2 for anything else."""
-    shapes = []
+def parse_shapes(spelled: Sequence[str]) -> list[tuple[int, ...]]:
+    """(batch, kv_len) of each `64x8192`, (batch, kv_len, q_len) of each `64x4x8192`; exit 2 for anything else."""
+    shapes: list[tuple[int, ...]] = []
     for text in spelled:
-        match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,7})", text.strip().lower())
+        match = re.fullmatch(r"([1-9]\d{0,4})x(?:([1-9]\d?)x)?([1-9]\d{0,7})", text.strip().lower())
         if not match:
-            fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192", 2)
-        shapes.append((int(match[1]), int(match[2])))
+            fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192, or BATCHxQ_LENxKV_LEN", 2)
+        tokens = int(match[2] or 1)
+        shapes.append((int(match[1]), int(match[3]), *([tokens] if tokens > 1 else [])))
     return list(dict.fromkeys(shapes))
 
 

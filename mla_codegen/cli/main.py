@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -33,7 +33,7 @@ from mla_codegen.cli.common import (
 from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
-from mla_codegen.plan.resolve import KernelPlan
+from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish import write
 from mla_codegen.publish.write import find_drift, fresh_build, rebuild_command
 from mla_codegen.spec.errors import UnknownName
@@ -173,8 +173,9 @@ def list_(
 @app.command()
 def explain(
     spec: Spec,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Query rows of the call")],
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests of the call")],
     kv_len: Annotated[int, typer.Option("--kv-len", min=0, help="KV rows of a request")],
+    q_len: Annotated[int, typer.Option("--q-len", min=1, help="Query tokens of a request")] = 1,
     kv: Annotated[str | None, typer.Option("--kv", help="KV dtype; the spec's first if left out")] = None,
     as_json: Json = False,
 ) -> None:
@@ -187,7 +188,7 @@ def explain(
     if kv is not None and kv not in kinds:
         fail(str(UnknownName("KV dtype", kv, kinds)), 2)
     name = kv or kinds[0]
-    module, splits, rule = plan.choice(name).explain(batch, kv_len)
+    module, splits, rule = plan.choice(name).explain(batch, kv_len, q_len)
     kernel = next(k for k in plan.kernels if k.name == module)
     if as_json:
         typer.echo(json.dumps({**kernel_json(kernel), "rule": rule, "splits": splits or kernel.splits}))
@@ -198,7 +199,8 @@ def explain(
 def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
     return {
         "kernel": kernel.name, "spec": kernel.spec_name, "target": kernel.target, "family": kernel.family,
-        "batch": kernel.batch, "kv_len": kernel.kv_len, "kv": kernel.kv, "products_in": kernel.compute,
+        "batch": kernel.batch, "q_len": kernel.q_len, "kv_len": kernel.kv_len, "kv": kernel.kv,
+        "products_in": kernel.compute, "packed": kernel.packed,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
         "not_taken": list(kernel.not_taken), "page_size": kernel.page_size,
         "settings": {
@@ -279,6 +281,9 @@ def verify(
     ] = None,
     kv: Kv = None,
     quick: Annotated[bool, typer.Option("--quick", help="One case a kernel")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="AMD kernels: execute what the compiler makes of them, on the CPU")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Kernels at a time; default: the CPUs, and 1 on a GPU")
     ] = None,
@@ -291,6 +296,8 @@ def verify(
     mla-codegen verify specs/portable.yaml
 
     mla-codegen verify specs/h200.yaml --shape 64x8192 --kv bf16 --quick
+
+    mla-codegen verify specs/mi300.yaml --compiled
 
     mla-codegen verify submission.py
 
@@ -312,9 +319,13 @@ def verify(
         check_gpu(wanted, "`--device cuda` asks for one\n  fix: leave it out, and the kernels run on the CPU")
     results: list[Result] = []
     options: dict[str, Any] = {
-        "device": device.value, "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs,
-        "timeout": timeout,
+        "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs, "timeout": timeout,
     }  # fmt: skip
+    if compiled:
+        if submissions or device is Device.cuda:
+            fail("--compiled executes the kernels of specs on the CPU: leave submissions and --device cuda out", 2)
+        _show(_verify_compiled(plans, options), as_json)
+    options["device"] = device.value
     if plans:
         with report.progress("verify") as advance:
             results += verify_plans(plans, **options, progress=lambda result, total: advance(result.kernel, total))
@@ -328,6 +339,21 @@ def verify(
                 )
         except (NeedsGpu, UnknownName) as error:
             fail(str(error), 2)
+    _show(results, as_json)
+
+
+def _verify_compiled(plans: list[Plan], options: dict[str, Any]) -> list[Any]:
+    from mla_codegen.check.compiled import NotCompiled, verify_compiled
+
+    try:
+        with report.progress("verify") as advance:
+            return list(verify_compiled(plans, **options, progress=lambda result, total: advance(result.kernel, total)))
+    except NotCompiled as error:
+        fail(str(error), 2)
+
+
+def _show(results: list[Any], as_json: bool) -> NoReturn:
+    """Print the verdicts and end the command."""
     if as_json:
         typer.echo(json.dumps([result.json() for result in results]))
     else:

@@ -7,6 +7,7 @@ the environment that Triton reads), one gzip file each, written beside and renam
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import hashlib
@@ -27,8 +28,8 @@ from typing import Any
 
 import platformdirs
 
+from mla_codegen.catalog.host import cores
 from mla_codegen.catalog.releases import installed_triton
-from mla_codegen.check.workers import cores
 from mla_codegen.inspect.job import CompileJob
 from mla_codegen.publish.files import replace_file
 
@@ -45,7 +46,10 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made: assembly text (AMD: GCN; NVIDIA: PTX and SASS), metadata and the time it took."""
+    """What the compiler made: assembly text (AMD: GCN; NVIDIA: PTX and SASS), metadata and the time it took.
+
+    binary   AMD: the code object; empty for NVIDIA
+    """
 
     job: CompileJob
     triton: str
@@ -58,6 +62,7 @@ class Compiled:
     seconds: float
     notes: tuple[str, ...] = ()
     cached: bool = False
+    binary: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,7 @@ def _compiled(job: CompileJob, record: Mapping[str, Any]) -> Compiled:
         binary_bytes=record["binary_bytes"],
         seconds=record["seconds"],
         notes=tuple(record["notes"]),
+        binary=base64.b64decode(record.get("binary", "")),
     )
 
 

@@ -74,7 +74,10 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV{plan.spec.kv.words})",
-            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages],
+            "serves": [
+                plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages,
+                *["several query tokens"] * plan.for_several_tokens,
+            ],  # fmt: skip
             "tables": VERSION,
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
@@ -124,13 +127,16 @@ def refuse_names(plans: list[Plan], out: Path) -> None:
 
 
 def _refuse_twins(builds: dict[str, dict]) -> None:
-    """Two builds for the same target, heads, row width and page size: the dispatcher could not tell them apart."""
+    """Two builds for the same target, heads, row width and page size: the dispatcher could not tell them apart.
+
+    But for one whose shapes all have several query tokens a request, beside one of the same element types.
+    """
     seen: dict[tuple, str] = {}
     for name, build in sorted(builds.items()):
         key = tuple(build["serves"])
         if key in seen:
-            target, heads, row, *page = key
-            kv = f"rows of {row}" + (f", pages of {page[0]}" if page else "")
+            target, heads, row, *rest = key
+            kv = ", ".join([f"rows of {row}", *(f"pages of {one}" if isinstance(one, int) else one for one in rest)])
             raise BuildError(
                 f"{build['spec']} and {builds[seen[key]]['spec']} both serve {target}, {heads} heads, {kv}\n"
                 "  fix: put their shapes into one spec, build them into different folders (--out), or, if one of the\n"

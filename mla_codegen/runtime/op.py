@@ -156,6 +156,7 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
         *,
         sm_scale: float,
         max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
@@ -167,7 +168,11 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
                 sm_scale = validate.number("sm_scale", sm_scale)
             if max_kv_len is not None and type(max_kv_len) is not int:
                 max_kv_len = validate.length(max_kv_len)
-            options: dict[str, Any] = {"sm_scale": sm_scale, "max_kv_len": max_kv_len, **tensors}
+            if max_q_len is not None and type(max_q_len) is not int:
+                max_q_len = validate.query_length(max_q_len)
+            options: dict[str, Any] = {
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+            }  # fmt: skip
             if out is None and (workspace is not None or lse is not None):
                 paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None
                 shape, dtype = dispatchers[0].result(q, kv if paged else None)
@@ -179,8 +184,8 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
                 into(q, kv, qo_indptr, kv_indptr, out, lse, workspace=workspace, **options)
         except Exception:
             validate.arguments(
-                q, kv, qo_indptr, sm_scale, max_kv_len, kv_indptr=kv_indptr, out=out, lse=lse, workspace=workspace,
-                **tensors,
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, out=out, lse=lse,
+                workspace=workspace, **tensors,
             )  # fmt: skip
             raise
         return (out, lse) if return_lse else out

@@ -13,7 +13,7 @@ from .splits import MAX_SPLITS, MAX_WAVES, choose_splits
 
 # Of what tables, kernels and this runtime say to one another: the names in the tables, the arguments of `run` and
 # `scratch`, what kernels import from here. It rises with every change after which older tables or kernels would fail.
-VERSION = 1
+VERSION = 2
 
 # Query rows that make a large grid of any merge: of heads in one block, and of more.
 MANY = (1024, 256)
@@ -47,6 +47,11 @@ class Shaped(Choice):
         if general.balanced:
             found.append((general.split, 2, MANY[general.head_blocks > 1]))
             found += [(general.balanced, None, rows) for rows in (1, general.balanced_rows)]
+        for block in self.blocks.values():
+            found += [(block.direct, None, 1), (block.split, 2, 1)]
+            if general.balanced:
+                found.append((block.split, 2, MANY[0]))
+        shaped |= {name for by_batch in self.tokens.values() for ranges in by_batch.values() for _, _, name in ranges}
         return found + [(name, None, 1) for name in sorted(shaped)]
 
     def largest(self, total_q: int) -> Iterator[tuple[str, int, int | None]]:
@@ -61,9 +66,23 @@ class Shaped(Choice):
         places = general.units * general.resident
         for splits in range(2, MAX_SPLITS + 1):
             yield general.split, min(total_q, MAX_WAVES * places // (general.head_blocks * splits)), splits
+        for q_len, by_batch in self.tokens.items():
+            for batch, ranges in by_batch.items():
+                yield from ((name, min(total_q, batch * q_len), None) for _, _, name in ranges)
+        for q_len, block in self.blocks.items():
+            yield block.direct, total_q, None
+            places = block.units * block.resident
+            for splits in range(2, MAX_SPLITS + 1):
+                requests = MAX_WAVES * places // (block.head_blocks * splits)
+                yield block.split, min(total_q, requests * q_len), splits
 
-    def explain(self, rows: int, kv_len: int) -> tuple[str, int | None, str]:
-        """The same as `choose` for requests of one length, and the reason in words."""
+    def explain(self, rows: int, kv_len: int, q_len: int = 1) -> tuple[str, int | None, str]:
+        """The same as `choose` for requests of one length and of `q_len` query tokens each, and the reason in words.
+
+        rows   requests
+        """
+        if q_len > 1:
+            return self._explain_tokens(rows, kv_len, q_len)
         name, splits = self.choose(rows, kv_len, kv_len)
         for low, high, shaped in self.ranges.get(rows, ()):
             if name == shaped:
@@ -76,6 +95,20 @@ class Shaped(Choice):
         places = self.general.units * self.general.resident
         return name, splits, f"{why}; the split rule gives {splits or 1} for {places} programs at a time"
 
+    def _explain_tokens(self, batch: int, kv_len: int, q_len: int) -> tuple[str, int | None, str]:
+        name, splits = self.choose(batch * q_len, kv_len, kv_len, batch, q_len)
+        call = f"{batch} requests of {q_len} query tokens"
+        for low, high, shaped in self.tokens.get(q_len, {}).get(batch, ()):
+            if name == shaped:
+                return name, splits, f"its shape serves {call} over {low:.0f} to {high:.0f} KV rows"
+        for size, block in self.blocks.items():
+            if name in (block.direct, block.split):
+                places = block.units * block.resident
+                why = f"the spec has no such shape for {call}; blocks of columns take {size} query tokens"
+                rule = f"the split rule gives {splits or 1} for {places} programs at a time"
+                return name, splits, f"{why}; {rule}, to each request (blocks have no balanced kernel)"
+        return name, splits, f"no block of columns takes several query tokens; as {batch * q_len} requests of one each"
+
 
 class OneKernel:
     """The rule of a batch-invariant build: one kernel serves every call of its KV dtype."""
@@ -83,13 +116,16 @@ class OneKernel:
     def __init__(self, name: str):
         self.name = name
 
-    def choose(self, rows: int, kv_len: int, longest: int | None = None) -> tuple[str, int | None]:
+    def choose(self, *_: int | None) -> tuple[str, int | None]:
         """As `Choice.choose`; nothing of the call counts."""
         return self.name, None
 
-    def explain(self, rows: int, kv_len: int) -> tuple[str, int | None, str]:
+    def explain(self, rows: int, kv_len: int, q_len: int = 1) -> tuple[str, int | None, str]:
         """As `Shaped.explain`."""
-        return self.name, None, "the spec is batch-invariant: one kernel serves every call of this KV type"
+        why = "the spec is batch-invariant: one kernel serves every call of this KV type"
+        if q_len > 1:
+            why += ", and a program one query token, whose bits do not follow the request's others"
+        return self.name, None, why
 
     def kernels(self) -> list[tuple[str, int | None, int]]:
         """As `Shaped.kernels`."""
@@ -104,4 +140,6 @@ def rule_of(tables: ModuleType, kv: str) -> Shaped | OneKernel:
     """The rule that a build's tables give for a KV dtype."""
     if tables.BATCH_INVARIANT:
         return OneKernel(tables.INVARIANT[kv])
-    return Shaped(tables.SHAPES[kv], General(**tables.GENERAL[kv]), tables.PAGE_SIZE is not None)
+    blocks = {q_len: General(**record) for q_len, record in tables.BLOCKS[kv].items()}
+    paged = tables.PAGE_SIZE is not None
+    return Shaped(tables.SHAPES[kv], General(**tables.GENERAL[kv]), paged, tables.TOKEN_SHAPES[kv], blocks)

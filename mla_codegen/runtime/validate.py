@@ -44,12 +44,14 @@ def arguments(
     qo_indptr: object,
     sm_scale: object,
     max_kv_len: object = None,
+    max_q_len: object = None,
     **others: object,
 ) -> None:
     """TypeError for the first argument of a call that has a wrong type. `others` are tensors or None."""
     tensors(q=q, kv=kv, qo_indptr=qo_indptr, **{f"{name}_": value for name, value in others.items()})
     number("sm_scale", sm_scale)
     length(max_kv_len)
+    query_length(max_q_len)
 
 
 def data(given: object) -> None:
@@ -75,6 +77,7 @@ def data(given: object) -> None:
         raise TypeError(f"config has {sorted(map(str, config))}; it must have sm_scale") from None
     number('config["sm_scale"]', config["sm_scale"])
     length(config.get("kv_seq_len"))
+    query_length(config.get("q_seq_len"))
 
 
 def scale_missing(form: str) -> NoReturn:
@@ -112,14 +115,19 @@ def host_int(name: str, value: object) -> int:
     raise TypeError(f"{name} is {what(value)}; it must be an int that the host knows") from None
 
 
-def length(value: object) -> int | None:
+def length(value: object, name: str = "max_kv_len (kv_seq_len)") -> int | None:
     """`max_kv_len`, which may be None. TypeError or ValueError if it is no length."""
     if value is None:
         return None
-    found = host_int("max_kv_len (kv_seq_len)", value)
+    found = host_int(name, value)
     if found < 0:
-        raise ValueError(f"max_kv_len (kv_seq_len) is {found}; it must not be negative") from None
+        raise ValueError(f"{name} is {found}; it must not be negative") from None
     return found
+
+
+def query_length(value: object) -> int | None:
+    """`max_q_len` likewise."""
+    return length(value, "max_q_len (q_seq_len)")
 
 
 def inputs(

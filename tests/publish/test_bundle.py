@@ -132,6 +132,10 @@ def test_what_it_cannot_serve_is_an_error(submission: Path, device: str) -> None
         module.custom_kernel((q, {"bf16": kv_data["bf16"].half()}, *rest))
     with pytest.raises(ValueError, match=r"q has shape \(1, 1, 96\)"):
         module.custom_kernel((q[:, :1], kv_data, *rest))
+    kv = kv_data["fp8"][0]
+    for forgotten in ({"fp8": kv}, {"fp8": (kv, None)}, {"fp8": kv.view(torch.uint8)}, {"bf16": kv}):
+        with pytest.raises(TypeError, match="has no scale"):
+            module.custom_kernel((q, forgotten, *rest))
 
 
 NOT_FINITE = float("nan")

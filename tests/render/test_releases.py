@@ -191,3 +191,19 @@ def test_the_reference_is_said_once() -> None:
     home = Path(releases.__file__).relative_to(ROOT)
     assert f"mla_codegen/catalog/{home.name}" in (ROOT / "Makefile").read_text()
     assert REFERENCE not in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("name", [*GLUON, "portable", "portable_paged"])
+def test_every_launch_says_that_fp_fusion_is_on(name: str) -> None:
+    """Releases differ in the default: 3.10 is to turn it off."""
+    for kernel, text in zip(
+        (plan := shipped(name, RELEASES["3.9"])).kernels, render_kernels(list(plan.kernels)), strict=True
+    ):
+        launches = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and "stage" in ast.unparse(node.func)
+        ]
+        assert len(launches) == (1 if kernel.direct else 2)
+        for launch in launches:
+            assert "enable_fp_fusion=True" in ast.unparse(launch), f"{name}/{kernel.name}"

@@ -152,6 +152,33 @@ def test_merging_rounded_partials_adds_at_most_their_own_rounding(alone: SimpleN
     torch.testing.assert_close(out_lse.double(), want_lse, rtol=1e-6, atol=1e-6)
 
 
+def test_a_merge_keeps_nan_where_it_is(alone: SimpleNamespace) -> None:
+    """One rank's NaN makes its (query row, head) NaN, beside ranks with rows and beside ranks without."""
+    ranks, at, latent = 3, 4, 64
+    partial, lse = torch.randn(ranks, at, latent).bfloat16(), torch.randn(ranks, at)
+    partial[1, 0], lse[1, 0] = float("nan"), float("nan")
+    lse[:, 2] = float("-inf")
+    partial[2, 2], lse[2, 2] = float("nan"), float("nan")
+    out, out_lse = torch.empty(at, latent, dtype=torch.bfloat16), torch.empty(at)
+    part = latent * at * 2 + at * 4
+    parts = torch.cat([partial.view(ranks, -1).view(torch.uint8), lse.view(torch.uint8)], 1).flatten()
+    alone.module.merge[(at,)](
+        parts.view(torch.bfloat16), parts[latent * at * 2 :].view(torch.float32), out, out_lse,
+        part // 16, latent, 8, ranks, 4, 2,
+    )  # fmt: skip
+    bad = torch.tensor([True, False, True, False])
+    assert torch.equal(out.isnan().all(-1), bad) and torch.equal(out.isnan().any(-1), bad)
+    assert torch.equal(out_lse.isnan(), bad)
+
+    form = (at, 1, latent, torch.bfloat16)
+    memory = torch.zeros(alone.module.PeerMemory.size(*form, 1)[0], dtype=torch.uint8)
+    peers = alone.module.PeerMemory(*form, torch.device("cpu"), addresses=([memory.data_ptr()], memory))
+    got, got_lse = torch.empty(at, 1, latent, dtype=torch.bfloat16), torch.empty(at, 1)
+    peers.merge(partial[1][:, None], lse[1][:, None], got, got_lse)
+    assert torch.equal(got[:, 0].isnan().all(-1), lse[1].isnan()) and torch.equal(got_lse[:, 0].isnan(), lse[1].isnan())
+    assert (got[2] == 0).all() and got_lse[2] == float("-inf")
+
+
 def test_refusals_say_what_is_wanted(alone: SimpleNamespace) -> None:
     make = alone.module.ContextParallel
     with pytest.raises(ValueError, match="'contiguous' or 'round_robin'"):

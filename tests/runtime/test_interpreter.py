@@ -198,6 +198,6 @@ def test_a_symbol_without_a_twin_is_named() -> None:
 
 
 def test_correcting_twice_changes_nothing() -> None:
-    before = interpreter.interpreter.GridExecutor.__call__
+    before = interpreter.interpreter.InterpretedFunction.run
     interpreter.correct()
-    assert interpreter.interpreter.GridExecutor.__call__ is before
+    assert interpreter.interpreter.InterpretedFunction.run is before

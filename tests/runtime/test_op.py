@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from mla_codegen.check.reference import Case, make_case
+from mla_codegen.check.reference import Case, make_case, reference, relative_l2
 from mla_codegen.plan.resolve import make_plan
 from mla_codegen.publish.write import fresh_build, publish
 from mla_codegen.spec.load import parse_spec
@@ -209,9 +209,10 @@ def load(folder: Path, name: str) -> SimpleNamespace:
 
 
 def compiles(module: SimpleNamespace, case: Case) -> torch.Tensor:
-    """What a call gives, plain, by its operator and compiled alike."""
+    """What a call gives, plain, by its operator and compiled alike, and as float64 has it."""
     tensors = (case.q, case.kv, case.qo_indptr, case.kv_indptr)
     want: torch.Tensor = module.dispatch.mla_decode(*tensors, sm_scale=case.sm_scale)
+    assert relative_l2(want, reference(case, want.shape[-1])[0]) < 3e-3
     torch._dynamo.reset()
     compiled = torch.compile(module.op.mla_decode, fullgraph=True, backend="aot_eager")
     for got in (

@@ -92,10 +92,10 @@ def results(package: SimpleNamespace) -> Iterator[torch.Tensor]:
         tensors, known = (case.q, case.kv, case.qo_indptr, case.kv_indptr), {"sm_scale": case.sm_scale}
         space = torch.empty(package.ragged.workspace_bytes(4, device=DEVICE), dtype=torch.uint8, device=DEVICE)
         scale = None if case.kv_scale is None else case.kv_scale.double()
-        for decode in (package.ragged.mla_decode, package.op):
-            yield from decode(*tensors, kv_scale=scale, return_lse=True, max_kv_len=1000, **known)
+        decode = package.op if kv == "bf16" else package.ragged.mla_decode
+        yield from decode(*tensors, kv_scale=scale, return_lse=True, max_kv_len=64, **known)
         if kv == "bf16":
-            yield package.op(*tensors, workspace=space, max_kv_len=1000, **known)
+            yield package.op(*tensors, workspace=space, max_kv_len=64, **known)
             yield package.ragged.custom_kernel((case.q, {"bf16": case.kv}, case.qo_indptr, case.kv_indptr, known))
             yield package.paged.mla_decode(
                 case.q, pages.kv, case.qo_indptr, block_table=pages.block_table, kv_lens=pages.kv_lens, **known

@@ -22,12 +22,12 @@ class ApplyError(Exception):
 
 def tuned_shapes(founds: Sequence[Found]) -> list[Tuned]:
     """What each shape with a winner needs to say."""
-    by_shape: dict[tuple[int, int], dict[str, Any]] = {}
+    by_shape: dict[tuple[int, ...], dict[str, Any]] = {}
     for found in founds:
         if found.improved:
             shape = found.space.shape
-            by_shape.setdefault((shape.batch, shape.kv_len), {})[found.space.kv] = needed(found.space, found.winner)
-    return [Tuned(batch, kv_len, per_kv) for (batch, kv_len), per_kv in by_shape.items()]
+            by_shape.setdefault(shape.call, {})[found.space.kv] = needed(found.space, found.winner)
+    return [Tuned(batch, kv_len, per_kv, *q_len) for (batch, kv_len, *q_len), per_kv in by_shape.items()]
 
 
 def new_text(path: Path, founds: Sequence[Found], where: str, day: str) -> tuple[str, str]:
@@ -47,13 +47,9 @@ def new_text(path: Path, founds: Sequence[Found], where: str, day: str) -> tuple
         old = {kernel.name: bare(kernel) for kernel in make_plan(before, "").kernels}
     except (SpecError, PlanError, EditError) as error:
         raise ApplyError(_by_hand(path, str(error), winners)) from error
-    want = {
-        (str(found.space.kv), found.space.shape.batch, found.space.shape.kv_len): found.winner.source
-        for found in founds
-        if found.improved
-    }
+    want = {(str(found.space.kv), *found.space.shape.call): found.winner.source for found in founds if found.improved}
     for kernel in kernels:
-        wanted = want.get((kernel.kv, kernel.batch or 0, kernel.kv_len or 0))
+        wanted = want.get((kernel.kv, *kernel.call))
         right = bare(kernel) == old[kernel.name] if wanted is None else render_kernel(as_candidate(kernel)) == wanted
         if not right:
             reason = f"{kernel.name} would not be the kernel that it should be (has the file changed, or an anchor?)"

@@ -192,6 +192,7 @@ class Triton(Family):
     """Plain Triton."""
 
     name = "triton"
+    packs = True
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
         "block_n": (16, 32, 64, 128),
@@ -224,11 +225,11 @@ class Triton(Family):
         def memory(block_n: int, block_h: int) -> int:
             return shared_bytes(request, block_n, block_h, num_stages)
 
-        heads = (
-            16 if request.heads <= 16 else 64 if request.heads > 32 and memory(16, 64) <= target.shared_bytes else 32
-        )
-        block_h = knobs.take("block_h", heads)
-        num_warps = knobs.take("num_warps", 8 if block_h >= 64 else 4)
+        columns = request.columns
+        most = 16 if columns <= 16 else 64 if columns > 32 and memory(16, 64) <= target.shared_bytes else 32
+        block_h = knobs.take("block_h", most)
+        wide = 64 if request.q_len == 1 else 32  # 4 warps of a masked block of 32 columns spill
+        num_warps = knobs.take("num_warps", 8 if block_h >= wide else 4)
         waves = knobs.take("waves_per_eu", 0 if target.waves_per_eu else None)
         fits = [n for n in (64, 32, 16) if memory(n, block_h) <= target.shared_bytes]
         block_n = knobs.take("block_n", fits[0] if fits else 16)
