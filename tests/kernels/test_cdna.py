@@ -32,7 +32,7 @@ class Form:
 
 FORMS = [
     Form("cdna3", "fp8_e4m3fn", ("fp8_mma",), "fp8", 64, FP8, 0.15),
-    Form("cdna3", "fp8_e4m3fn", (), "fp8", 64),
+    Form("cdna3", "fp8_e4m3fn", (), "fp8_exact", 64),
     Form("cdna3", "fp8_e4m3fnuz", ("fp8_mma",), "fp8", 64, FP8, 0.15),
     Form("cdna3", "bf16", ("xcd_remap", "streaming_loads"), "bf16", 32),
     Form("cdna4", "fp8_e4m3fn", (), "fp8", 128),
@@ -211,11 +211,11 @@ FAULTS = {
     ),
     "repeated rows counted twice": (
         CDNA4_FP8,
-        "(kv_row >= first + (last - 1 - first) // BLOCK_N * BLOCK_N) & ",
+        "(kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & ",
         "",
         OFF,
     ),
-    "rows past the end counted": (CDNA3_BF16, " & (kv_row < last)", "", OFF),
+    "rows past the end counted": (CDNA3_BF16, " & (kv_row < end)", "", OFF),
     "weights' shift left in LSE": (TILE64, "gl.log2(weight_sum) - P_SHIFT", "gl.log2(weight_sum)", LSE_OFF),
     "rope against the wrong part of q": (CDNA4_FP8, "[2, 0, 1]), [2 * ROPE", "[0, 2, 1]), [2 * ROPE", OFF),
     "scale forgotten in the result": (CDNA4_FP8, "(unit / weight_sum)", "(1.0 / weight_sum)", OFF),

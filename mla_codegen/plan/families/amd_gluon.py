@@ -22,7 +22,7 @@ WAVES_PER_EU = 2
 SIMDS, REGISTERS = 4, 512  # of a CU, and of a SIMD's lanes: shared out among the waves on it
 LSE_BOUNDS = {0: 1e-3, 1: 0.2, 2: 5e-3}  # of scores of a few units, by the fp8 numbers that q becomes
 WEIGHT_SHIFTS = {240.0: 7.0, 448.0: 8.0}  # weights end at 1: as far as fp8 reaches
-FP8_FORMATS = {"fp8_e4m3fnuz": ("gl.float8e4b8", 240.0), "fp8_e4m3fn": ("gl.float8e4nv", 448.0)}
+FP8_FORMATS = {"fp8_e4m3fnuz": ("gl.float8e4b8", 240.0, "0x40"), "fp8_e4m3fn": ("gl.float8e4nv", 448.0, "0x38")}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Form:
     kind          folder of its templates in the family's
     block_n       KV rows of a tile
     waves         heads of a program -> waves
-    numbers       fp8 numbers that q and each weight become; 0: both stay bf16
+    numbers       fp8 numbers that q becomes; the weights are fp8 if it is 1, else bf16
     in_lds        heads of a program for which q, in fp8, stays in LDS: its registers would not suffice
     max_columns   columns of the scores whose maximum leaves a wave as one number; 0: the compiler's own reduction
     side_by_side  q's two rope parts are one MMA operand
@@ -57,13 +57,14 @@ class Form:
 class Details:
     """What the templates place beside the plan's record. Field names are what they say.
 
-    compute         element type of the products; `2 x`: q and the weights are two numbers of it each
+    compute         element type of the products; `2 x`: q is two numbers of it; the weights' behind
     kind            folder of templates
     fp8             the KV is fp8: rows are read as 32-bit words; row: those, or bf16 numbers, of a KV row
-    taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it; fp8_max: its largest number
+    taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it; fp8_max: its largest number; fp8_one: the
+                    byte of 1.0
     kv_unit         what 1.0 of the bytes taken so stands for; repair_zero: -0 of e4m3fn must be cleared
     weight_shift    power of two that weights are multiplied by before they become fp8
-    numbers         fp8 numbers that q and each weight become; 0: both stay bf16
+    numbers         fp8 numbers that q becomes; the weights are fp8 if it is 1, else bf16
     query_step      template that keeps q in fp8; query_in_lds: in LDS
     query_args      the parts of q; query_rope: rope columns of an operand of q
     head_waves, column_waves         waves along heads and along rows or columns
@@ -81,6 +82,7 @@ class Details:
     taken_as: str
     gl_fp8: str
     fp8_max: float
+    fp8_one: str
     kv_unit: float
     repair_zero: bool
     weight_shift: float
@@ -115,6 +117,11 @@ class Details:
         """How the 64 lanes of a wave share out rows of `columns`, as many columns a lane as 16 bytes hold."""
         return f"[{64 * bytes_of_lane // columns}, {columns // bytes_of_lane}]"
 
+    def rows_at_once(self, columns: int, bytes_of_lane: int) -> int:
+        """Rows of `columns` that the lanes of all waves hold side by side, as `lanes` has them."""
+        waves = self.head_waves * self.column_waves
+        return min(self.block_n, waves * 64 * bytes_of_lane // columns)
+
     def phases(self, columns: int) -> str:
         """Rows of a phase, and phases, of LDS rows of `columns` bytes whose 16-byte chunks are exchanged."""
         return f"{128 // columns}, {columns // 16}"
@@ -124,7 +131,7 @@ class Details:
         return f"{32 // self.maxima}, {self.maxima // 4}"
 
     @property
-    def two_numbers(self) -> bool:
+    def exact(self) -> bool:
         return self.numbers == 2
 
     @property
@@ -205,10 +212,11 @@ class Details:
 def shared_bytes(request: Request, form: Form, block_h: int) -> int:
     """Bytes of LDS of stage 1: the tile, what of q stays there, and room for maxima and weights in turn."""
     tile = form.block_n * request.row_bytes
+    weight_bytes = 1 if form.numbers == 1 else 2
     if not form.numbers:
-        query, weight_bytes = block_h * request.rope * 2, 2
+        query = block_h * request.rope * 2
     else:
-        query, weight_bytes = block_h * request.row * form.numbers if block_h in form.in_lds else 0, 1
+        query = block_h * request.row * form.numbers if block_h in form.in_lds else 0
     maxima = 4 * (form.block_n // form.max_columns) if form.max_columns else 0
     return tile + query + block_h * max(maxima, form.block_n * weight_bytes)
 
@@ -293,18 +301,19 @@ class AmdGluon(Family):
         block_h, in_lds = numbers.block_h, numbers.block_h in form.in_lds
         head_waves = block_h // 16
         column_waves = numbers.num_warps // head_waves
-        gl_fp8, fp8_max = FP8_FORMATS[taken_as]
+        gl_fp8, fp8_max, fp8_one = FP8_FORMATS[taken_as]
         unit = 0 if transposes else request.latent // 64
         heads_of_waves = [[base, 0] for base in _doublings(16, 16 * head_waves)]
         maxima = form.block_n // form.max_columns if form.max_columns else 0
         return Details(
-            compute={0: "bf16", 1: taken_as, 2: f"2 x {taken_as}"}[form.numbers],
+            compute={0: "bf16", 1: taken_as, 2: f"2 x {taken_as}, bf16"}[form.numbers],
             kind=form.kind,
             fp8=request.format.fp8,
             row=request.row // 4 if request.format.fp8 else request.row,
             taken_as=taken_as,
             gl_fp8=gl_fp8,
             fp8_max=fp8_max,
+            fp8_one=fp8_one,
             kv_unit=1.0 if request.kv in (taken_as, "bf16") else 2.0,
             repair_zero=request.kv not in (taken_as, "bf16"),
             weight_shift=WEIGHT_SHIFTS[fp8_max],

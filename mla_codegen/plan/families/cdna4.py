@@ -1,7 +1,7 @@
 """The CDNA4 family: Gluon kernels for gfx950, fp8 (e4m3fn) and bf16 KV.
 
 LDS has a transposing read, which V comes through, and the scaled MMA multiplies 128 fp8 numbers deep: enough to
-multiply q and the weights as two fp8 numbers each.
+multiply q as two fp8 numbers.
 """
 
 from mla_codegen.plan.families.amd_gluon import AmdGluon, Form
