@@ -8,6 +8,7 @@ found by its symbol.
 """
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,8 @@ def correct() -> None:
     if getattr(interpreter, "_corrected_for_mla", False):
         return
     interpreter._corrected_for_mla = True
+    # A maximum of nothing but NaN is NaN, as the hardware's is.
+    warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning, r"triton\.runtime\.interpreter")
     interpreter._convert_float = _convert_float
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot
