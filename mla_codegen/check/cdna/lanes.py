@@ -50,6 +50,8 @@ def build(one: Instruction, uses: Uses, arch: str, findings: Findings) -> Run | 
         return _to_fp8(one, uses, arch)
     if name in ("v_cvt_pk_f32_fp8", "v_cvt_scalef32_pk_f32_fp8"):
         return _from_fp8(one, uses, arch)
+    if name == "v_cvt_scalef32_pk_bf16_fp8":
+        return _fp8_to_bf16(one, uses, arch)
     if name == "v_cvt_f32_fp8":
         return _one_from_fp8(one, uses, arch)
     return None
@@ -245,6 +247,25 @@ def _from_fp8(one: Instruction, uses: Uses, arch: str) -> Run:
         for place, value in enumerate(values):
             value = value if by is None else (value * by).astype(F32)
             waves.write(target + place, value.view(U32))
+
+    return run
+
+
+def _fp8_to_bf16(one: Instruction, uses: Uses, arch: str) -> Run:
+    """Two fp8, from the half of the source that op_sel's first bit names, to two bf16 in a register."""
+    one.allow("op_sel")
+    target = registers(one, one.operands[0], uses, write=True, file="v").first
+    source = vector_source(one, one.operands[1], "u", uses)
+    scale = _scale(one, one.operands[2], uses)
+    high = bits_of(one, "op_sel", "0", 1)[0] == 1
+    table = FP8[arch]
+
+    def run(waves: Waves) -> None:
+        word, by = source(waves) >> U32(16 if high else 0), scale(waves)
+        first, second = (
+            floats.to_bf16((table[word >> U32(shift) & U32(0xFF)] * by).astype(F32)).astype(U32) for shift in (0, 8)
+        )
+        waves.write(target, first | second << U32(16))
 
     return run
 

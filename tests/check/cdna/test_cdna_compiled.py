@@ -99,7 +99,7 @@ def test_most_planted_faults_are_reported(launch: Launch) -> None:
     met: Counter[str] = Counter()
     for fault in faults(launch.executable, list(counts.executed)):
         met[fault[0]] += 1
-        if met[fault[0]] % (4 if fault[0] == BARRIER else 9):
+        if met[fault[0]] % (2 if fault[0] == BARRIER else 9):
             continue
         with planted(launch.executable, *fault):
             _, findings = launch.again()

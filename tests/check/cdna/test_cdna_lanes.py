@@ -186,11 +186,13 @@ def test_scaled_conversions_of_gfx950() -> None:
         f"s_mov_b32 s0, {int(scale.view(np.uint32)):#x}",
         "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, s0",
         "v_cvt_scalef32_pk_f32_fp8 v[6:7], v5, s0 op_sel:[1,0,0]",
+        "v_cvt_scalef32_pk_bf16_fp8 v8, v5, 1.0 op_sel:[1,0,0]",
     )
     wanted = torch.from_numpy(x / scale).to(FP8["gfx950"]).view(torch.uint8).numpy()
     assert ((waves.V[0] & 0xFF) == wanted).all()
     assert (waves.V[6].view(np.float32) == np.float32(1.5) * scale).all()  # 0x3c
     assert (waves.V[7].view(np.float32) == np.float32(2.0) * scale).all()  # 0x40
+    assert (waves.V[8] == 0x40003FC0).all()  # 2.0 and 1.5 in bf16
 
 
 MATRICES = [
