@@ -180,6 +180,16 @@ def _signed_16(a: Array) -> Array:
     return a.astype(np.uint16).view(np.int16).astype(np.int32)
 
 
+def _fp16(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """On fp16, denormals kept: numpy computes in fp32 and rounds, which rounds sums and products of fp16 right."""
+
+    def on_bits(a: Array, b: Array) -> Array:
+        values = (x.astype(np.uint16).view(np.float16) for x in (a, b))
+        return function(*values).view(np.uint16).astype(U32)
+
+    return on_bits
+
+
 # Of two numbers of 16 bits each; the low 16 bits of the result count.
 PACKED_16: dict[str, Callable[[Array, Array], Array]] = {
     "v_pk_add_u16": lambda a, b: a + b,
@@ -190,6 +200,8 @@ PACKED_16: dict[str, Callable[[Array, Array], Array]] = {
     "v_pk_lshlrev_b16": lambda a, b: b << (a & U32(15)),
     "v_pk_lshrrev_b16": lambda a, b: b >> (a & U32(15)),
     "v_pk_ashrrev_i16": lambda a, b: (_signed_16(b) >> (a & U32(15)).astype(np.int32)).astype(U32),
+    "v_pk_add_f16": _fp16(lambda a, b: a + b),
+    "v_pk_mul_f16": _fp16(lambda a, b: a * b),
     "v_pk_min_u16": np.minimum,
     "v_pk_max_u16": np.maximum,
     "v_pk_min_i16": lambda a, b: np.minimum(_signed_16(a), _signed_16(b)).astype(U32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,27 @@ def signed_16(x: int) -> int:
     return x - 65536 if x >> 15 else x
 
 
+def on_fp16(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[int, int], int]:
+    """Bits to bits, in fp64, rounded by torch; NaN as one of them."""
+
+    def on_bits(a: int, b: int) -> int:
+        x, y = (torch.tensor([signed_16(v)], dtype=torch.int16).view(torch.float16).double() for v in (a, b))
+        result = function(x, y).half()
+        return 0x7E00 if bool(result.isnan()) else int(result.view(torch.int16)) & 0xFFFF
+
+    return on_bits
+
+
+def one_nan(word: int) -> int:
+    """Both halves, NaN of fp16 as one of them."""
+    halves = [word & 0xFFFF, word >> 16]
+    low, high = (0x7E00 if half & 0x7FFF > 0x7C00 else half for half in halves)
+    return low | high << 16
+
+
 HALVES = {
+    "v_pk_add_f16": on_fp16(lambda a, b: a + b),
+    "v_pk_mul_f16": on_fp16(lambda a, b: a * b),
     "v_pk_add_u16": lambda a, b: a + b,
     "v_pk_add_i16": lambda a, b: signed_16(a) + signed_16(b),
     "v_pk_sub_u16": lambda a, b: a - b,
@@ -162,6 +183,8 @@ def test_pairs_of_16_bits(name: str) -> None:
     for x, y, straight, crossed in zip(*(array.flat for array in (a, b, waves.V[3], waves.V[4])), strict=True):
         (low_x, high_x), (low_y, high_y) = ((int(v) & 0xFFFF, int(v) >> 16) for v in (x, y))
         low, high = HALVES[name](low_x, low_y) & 0xFFFF, HALVES[name](high_x, high_y) & 0xFFFF
+        if name.endswith("f16"):
+            straight, crossed = one_nan(int(straight)), one_nan(int(crossed))
         assert straight == low | high << 16
         assert crossed == (HALVES[name](high_x, low_y) & 0xFFFF) * 0x10001
 
