@@ -44,7 +44,7 @@ def build(one: Instruction, uses: Uses, arch: str, findings: Findings) -> Run | 
         return _packed(one, uses)
     if name == "v_pk_mov_b32":
         return _packed_move(one, uses)
-    if name in ("v_pk_lshlrev_b16", "v_pk_lshrrev_b16", "v_pack_b32_f16"):
+    if name in PACKED_16 or name == "v_pack_b32_f16":
         return _halves(one, uses)
     if name in ("v_cvt_pk_fp8_f32", "v_cvt_scalef32_pk_fp8_f32"):
         return _to_fp8(one, uses, arch)
@@ -178,6 +178,39 @@ def _packed_move(one: Instruction, uses: Uses) -> Run:
     return run
 
 
+def _signed_16(a: Array) -> Array:
+    return a.astype(np.uint16).view(np.int16).astype(np.int32)
+
+
+def _fp16(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """On fp16, denormals kept: numpy computes in fp32 and rounds, which rounds sums and products of fp16 right."""
+
+    def on_bits(a: Array, b: Array) -> Array:
+        values = (x.astype(np.uint16).view(np.float16) for x in (a, b))
+        return function(*values).view(np.uint16).astype(U32)
+
+    return on_bits
+
+
+# Of two numbers of 16 bits each; the low 16 bits of the result count.
+PACKED_16: dict[str, Callable[[Array, Array], Array]] = {
+    "v_pk_add_u16": lambda a, b: a + b,
+    "v_pk_add_i16": lambda a, b: a + b,
+    "v_pk_sub_u16": lambda a, b: a - b,
+    "v_pk_sub_i16": lambda a, b: a - b,
+    "v_pk_mul_lo_u16": lambda a, b: a * b,
+    "v_pk_lshlrev_b16": lambda a, b: b << (a & U32(15)),
+    "v_pk_lshrrev_b16": lambda a, b: b >> (a & U32(15)),
+    "v_pk_ashrrev_i16": lambda a, b: (_signed_16(b) >> (a & U32(15)).astype(np.int32)).astype(U32),
+    "v_pk_add_f16": _fp16(lambda a, b: a + b),
+    "v_pk_mul_f16": _fp16(lambda a, b: a * b),
+    "v_pk_min_u16": np.minimum,
+    "v_pk_max_u16": np.maximum,
+    "v_pk_min_i16": lambda a, b: np.minimum(_signed_16(a), _signed_16(b)).astype(U32),
+    "v_pk_max_i16": lambda a, b: np.maximum(_signed_16(a), _signed_16(b)).astype(U32),
+}
+
+
 def _halves(one: Instruction, uses: Uses) -> Run:
     """Two numbers of 16 bits; op_sel and op_sel_hi as for fp32 pairs."""
     one.allow("op_sel", "op_sel_hi")
@@ -194,10 +227,8 @@ def _halves(one: Instruction, uses: Uses) -> Run:
         if one.name == "v_pack_b32_f16":
             waves.write(target, part(a, low[0]) | part(b, low[1]) << width)
             return
-        results = []
-        for of_a, of_b in (low, high):
-            by, value = part(a, of_a) & U32(15), part(b, of_b)
-            results.append((value << by if "lshl" in one.name else value >> by) & mask)
+        function = PACKED_16[one.name]
+        results = [function(part(a, of_a), part(b, of_b)) & mask for of_a, of_b in (low, high)]
         waves.write(target, results[0] | results[1] << width)
 
     return run
