@@ -2,24 +2,29 @@
 #
 #   make verify     build every spec into generated/ and check each kernel against float64
 #   make test       the tests
+#   make smoke      some of every kind: specs, plans, goldens, kernels of each family, the emulator, the docs
 #   make lint       formatting, ruff, types
 #   make format     mend formatting and what ruff can mend
-#   make drift      fail if generated/ is not what the specs and templates give
+#   make drift      fail if generated/ is not what the specs and templates give for the reference release of Triton
 #   make renew      write anew what the tests compare with: golden files, messages of broken specs, the JSON Schema
 #   make inspect    hold what the compiler makes of the shipped specs to their limits
 #   make wheel      build a wheel, install it alone and use it outside of the checkout
+#   make newest     build, compile and verify one spec of each family under the newest release of Triton
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-TRITON ?= triton==3.6.0
+RELEASES := mla_codegen/catalog/releases.py
+REFERENCE := $(shell sed -n 's/^REFERENCE = "\([^"]*\)".*/\1/p' $(RELEASES))
+NEWEST ?= $(shell sed -n 's/^    Release."[0-9.]*", "\([0-9.]*\)".*/\1/p' $(RELEASES) | tail -n 1)
+TRITON ?= triton==$(REFERENCE)
 JOBS ?= 2
 SPECS ?= $(sort $(wildcard specs/*.yaml))
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-for-mla-codegen
 
-.PHONY: verify test lint format drift renew inspect wheel
+.PHONY: verify test smoke lint format drift renew inspect wheel newest
 
 verify: $(READY)
 	$(BIN)/mla-codegen build $(SPECS)
@@ -27,6 +32,15 @@ verify: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+SMOKE := tests/spec tests/plan tests/test_rooms.py tests/test_docs.py tests/check/emulate tests/check/test_workers.py \
+  tests/render/test_render.py::test_golden tests/kernels/test_cdna.py tests/kernels/test_hopper.py \
+  tests/kernels/test_paged.py tests/kernels/test_modes.py::test_ragged_lengths tests/runtime/test_calls.py \
+  tests/cli/test_commands.py::test_errors_as_json
+SLOW := test_nothing_spills or test_examples
+
+smoke: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(SMOKE) -k 'not ($(SLOW))'
 
 lint: $(READY)
 	$(BIN)/python -m ruff check
@@ -38,7 +52,7 @@ format: $(READY)
 	$(BIN)/python -m ruff format
 
 drift: $(READY)
-	$(BIN)/mla-codegen check $(SPECS)
+	$(BIN)/mla-codegen check $(SPECS) --triton $(REFERENCE)
 
 inspect: $(READY)
 	$(BIN)/mla-codegen inspect $(filter-out specs/portable%,$(SPECS)) --check --sample
@@ -48,6 +62,9 @@ inspect: $(READY)
 renew: $(READY)
 	$(BIN)/mla-codegen schema > mla-codegen.schema.json
 	RENEW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+newest: $(READY)
+	scripts/try-triton $(BIN)/python $(NEWEST)
 
 wheel: $(READY)
 	scripts/try-wheel $(BIN)/python

@@ -2,6 +2,8 @@
 """MLA decode with the kernels of this build: `from generated.dispatch import custom_kernel, mla_decode`.
 
 h200: sm_90 (fp8_e4m3fn, bf16 KV)
+h200_dp: sm_90 (fp8_e4m3fn, bf16 KV)
+h200_mtp: sm_90 (fp8_e4m3fn, bf16 KV)
 h200_paged: sm_90 (fp8_e4m3fn, bf16 KV in pages of 64 rows)
 mi300: gfx942 (fp8_e4m3fn, bf16 KV)
 mi355x: gfx950 (fp8_e4m3fn, bf16 KV)
@@ -11,12 +13,14 @@ portable_paged: portable (fp8_e4m3fn, bf16 KV in pages of 16 rows)
 
 from functools import partial
 
-from . import h200, h200_paged, mi300, mi355x, portable, portable_paged
+from . import h200, h200_dp, h200_mtp, h200_paged, mi300, mi355x, portable, portable_paged
 from .runtime import warmup as _warmup
 from .runtime import workspace as _workspace
 from .runtime.calls import Dispatcher
 
-DISPATCHER = Dispatcher([h200, h200_paged, mi300, mi355x, portable, portable_paged], build_command="mla-codegen build")
+DISPATCHER = Dispatcher(
+    [h200, h200_dp, h200_mtp, h200_paged, mi300, mi355x, portable, portable_paged], build_command="mla-codegen build"
+)
 
 custom_kernel = DISPATCHER.custom_kernel
 mla_decode = DISPATCHER.mla_decode

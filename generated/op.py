@@ -7,4 +7,4 @@ from generated.op import mla_decode
 from .dispatch import DISPATCHER
 from .runtime.op import register
 
-mla_decode = register(DISPATCHER, "generated")
+mla_decode, operators = register(DISPATCHER, __package__)  # operators: torch.ops.<this package>

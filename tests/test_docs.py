@@ -6,6 +6,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,9 @@ RENEW = os.environ.get("RENEW") == "1"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "paged", "spec"))]
 
-BLOCK = re.compile(r"^```(?P<kind>yaml|python|console)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
-FILES = re.compile(r"\d+(?= files written)")
+BLOCK = re.compile(r"^```(?P<kind>yaml|python|console|sh)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
+PROGRESS = re.compile(r"verify: .*, \d+ s")  # in a log; a reader sees a bar
+ACTIVATE = ". .venv/bin/activate"
 TABLE = re.compile(r"(?<=^<!-- table: )(?P<name>\w+) -->\n(?P<text>.*?)(?=^<!-- end -->$)", re.M | re.S)
 EXCERPT = re.compile(
     r'(?<=^<!-- excerpt: )(?P<file>\S+), from "(?P<start>.+)", (?P<lines>\d+) lines -->\n'
@@ -43,47 +45,74 @@ def hold(page: Path, old: str, new: str) -> None:
         assert old == new
 
 
-@pytest.fixture
-def shell(tmp_path: Path):
-    """Run a line as a reader would, in an empty folder, with this Python and this checkout: its output."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout as `make verify` leaves it: an environment, and all specs built into generated/."""
+    folder = tmp_path_factory.mktemp("docs") / "checkout"
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "tests", "peers", "generated", "dist")
+    shutil.copytree(ROOT, folder, ignore=skipped)
+    tools = folder / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (tools / "activate").write_text(f'PATH="{tools}:$PATH"\n')
     for name, arguments in (("mla-codegen", "-m mla_codegen"), ("python", "")):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (tools / name).chmod(0o755)
-    folder = tmp_path / "reader"
-    folder.mkdir()
-    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "COLUMNS")}
+    built = subprocess.run(
+        f"{ACTIVATE} && mla-codegen build specs/*.yaml", shell=True, cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture
+def shell(checkout: Path, tmp_path: Path):
+    """Run a line as a reader would, in the checkout after `make verify`: its output."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(checkout, folder)
+    activate = folder / ".venv" / "bin" / "activate"
+    activate.write_text(activate.read_text().replace(str(checkout), str(folder)))
+    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "VIRTUAL_ENV")}
     environment |= {
-        "PATH": f"{tools}:{environment['PATH']}", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore",
-        "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "110",
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore", "TERM": "dumb",
+        "NO_COLOR": "1", "COLUMNS": "110",
     }  # fmt: skip
+    activated = False
 
     def run(line: str) -> str:
+        nonlocal activated
+        activated = activated or line == ACTIVATE
         done = subprocess.run(
-            ["bash", "-c", line], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=300, check=False,
+            ["bash", "-c", f"{ACTIVATE}; {line}" if activated else line], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
         )  # fmt: skip
         assert "Traceback" not in done.stdout, done.stdout
-        return "".join(line.rstrip() + "\n" for line in done.stdout.splitlines())
+        assert "not found" not in done.stdout, done.stdout
+        return "".join(line.rstrip() + "\n" for line in done.stdout.splitlines() if not PROGRESS.fullmatch(line))
 
     run.folder = folder  # type: ignore[attr-defined]
     return run
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
-def test_examples_run_and_print_what_is_shown(page: Path, shell):
-    """Blocks with a file name are written, console blocks run, in the order of the page."""
+def test_examples_run_and_print_what_is_shown(page: Path, checkout: Path, shell):
+    """Blocks with a file name are written, sh and console blocks run, in the order of the page.
+
+    The README activates the environment itself; its `make` lines have been run, as far as a page needs them.
+    """
+    if page.name != "README.md":
+        shell(ACTIVATE)
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if block["file"]:
             (shell.folder / block["file"]).write_text(block["text"], encoding="utf-8")
+        if block["kind"] == "sh":
+            for line in block["text"].splitlines():
+                assert line.startswith("make ") or shell(line) == "", line
         if block["kind"] != "console":
             continue
         commands = [line for line in block["text"].splitlines() if line.startswith("$ ")]
         assert commands, block["text"]
         shown = "".join(f"{command}\n{shell(command[2:])}" for command in commands)
-        if not RENEW and FILES.sub("", shown) == FILES.sub("", block["text"]):
-            continue  # how many files a build has is no claim of the page
         hold(page, f"```console\n{block['text']}```", f"```console\n{shown}```")
 
 
@@ -96,11 +125,11 @@ def commands() -> str:
 def targets() -> str:
     rows = [
         f"| `{t.name}` | {t.title} | {t.compute_units} | {t.xcds} | {t.shared_bytes // 1024} "
-        f"| {', '.join(sorted(t.fp8_mma)) or '-'} | {', '.join(t.families)} |"
+        f"| {', '.join(sorted(t.fp8_mma)) or '-'} | {', '.join(t.families)} | {', '.join(t.gpus) or '-'} |"
         for t in TARGETS.values()
     ]
-    head = "| target | GPU | CUs or SMs | XCDs | shared memory, KiB | fp8 products of | families, best first |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n"
+    head = "| target | GPU | CUs or SMs | XCDs | shared memory, KiB | fp8 products of | families, best first | GPUs |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows]) + "\n"
 
 
 def optimizations() -> str:

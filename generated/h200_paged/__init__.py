@@ -2,6 +2,7 @@
 # Do not edit: change the spec and run `mla-codegen build specs/h200_paged.yaml`.
 """Kernels for sm_90 (NVIDIA H200): what the dispatcher looks up."""
 
+VERSION = 2  # of these tables, for the runtime beside them
 TARGET = "sm_90"
 SPEC = "specs/h200_paged.yaml"
 HEADS = 16
@@ -10,11 +11,11 @@ ROPE = 64
 PAGE_SIZE = 64  # KV rows of a page; None: ragged KV
 Q = "bf16"
 OUT = "bf16"
-GLUON = True  # some of the kernels are Gluon: for a GPU, and one Triton release
+TRITON = "3.6"  # the release that can run its Gluon kernels
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 BATCH_INVARIANT = False
 
-# KV dtype -> query rows of a call -> KV rows of a request -> module
+# KV dtype -> query rows of a call -> KV rows of a request -> kernel
 SHAPES = {
     "fp8_e4m3fn": {
         4: {1024: "fp8_e4m3fn_b4_kv1024"},
@@ -24,9 +25,32 @@ SHAPES = {
     "bf16": {4: {1024: "bf16_b4_kv1024"}, 64: {8192: "bf16_b64_kv8192"}, 256: {1024: "bf16_b256_kv1024"}},
 }
 
-# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile,
-# head blocks, module for lengths that differ much, query rows that it takes
+# KV dtype -> query tokens of a request, more than one -> requests of a call -> KV rows of a request -> kernel
+TOKEN_SHAPES = {"fp8_e4m3fn": {}, "bf16": {}}
+
+# KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
-    "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 132, 2, 64, 1, "fp8_e4m3fn_balanced", 256),
-    "bf16": ("bf16_any_direct", "bf16_any", 132, 1, 64, 1, "bf16_balanced", 256),
+    "fp8_e4m3fn": dict(
+        direct="fp8_e4m3fn_any_direct",
+        split="fp8_e4m3fn_any",
+        units=132,
+        resident=2,
+        block_n=64,
+        head_blocks=1,
+        balanced="fp8_e4m3fn_balanced",
+        balanced_rows=256,
+    ),
+    "bf16": dict(
+        direct="bf16_any_direct",
+        split="bf16_any",
+        units=132,
+        resident=1,
+        block_n=64,
+        head_blocks=1,
+        balanced="bf16_balanced",
+        balanced_rows=256,
+    ),
 }
+
+# KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
+BLOCKS = {"fp8_e4m3fn": {}, "bf16": {}}

@@ -2,6 +2,7 @@
 # Do not edit: change the spec and run `mla-codegen build specs/portable.yaml`.
 """Kernels for portable (any GPU, and the interpreter): what the dispatcher looks up."""
 
+VERSION = 2  # of these tables, for the runtime beside them
 TARGET = "portable"
 SPEC = "specs/portable.yaml"
 HEADS = 16
@@ -10,11 +11,11 @@ ROPE = 64
 PAGE_SIZE = None  # KV rows of a page; None: ragged KV
 Q = "bf16"
 OUT = "bf16"
-GLUON = False  # some of the kernels are Gluon: for a GPU, and one Triton release
+TRITON = None  # plain Triton, the same for every release
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 BATCH_INVARIANT = False
 
-# KV dtype -> query rows of a call -> KV rows of a request -> module
+# KV dtype -> query rows of a call -> KV rows of a request -> kernel
 SHAPES = {
     "fp8_e4m3fn": {
         4: {1024: "fp8_e4m3fn_b4_kv1024", 8192: "fp8_e4m3fn_b4_kv8192"},
@@ -30,9 +31,16 @@ SHAPES = {
     },
 }
 
-# KV dtype -> module for one split, module for several, compute units, programs that share one, rows of a tile,
-# head blocks
+# KV dtype -> query tokens of a request, more than one -> requests of a call -> KV rows of a request -> kernel
+TOKEN_SHAPES = {"fp8_e4m3fn": {}, "bf16": {}}
+
+# KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
-    "fp8_e4m3fn": ("fp8_e4m3fn_any_direct", "fp8_e4m3fn_any", 128, 2, 32, 1),
-    "bf16": ("bf16_any_direct", "bf16_any", 128, 1, 32, 1),
+    "fp8_e4m3fn": dict(
+        direct="fp8_e4m3fn_any_direct", split="fp8_e4m3fn_any", units=128, resident=2, block_n=32, head_blocks=1
+    ),
+    "bf16": dict(direct="bf16_any_direct", split="bf16_any", units=128, resident=1, block_n=32, head_blocks=1),
 }
+
+# KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
+BLOCKS = {"fp8_e4m3fn": {}, "bf16": {}}

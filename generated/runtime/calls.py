@@ -1,6 +1,7 @@
 # Copied by mla-codegen from mla_codegen/runtime/calls.py. Do not edit: `mla-codegen build` writes it anew.
 """From a call to the kernel that serves it: checks, choice (see `choice`), launch."""
 
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -8,14 +9,17 @@ from typing import Any
 import torch
 import triton
 
-from .builds import INDEX, NAMES, Build, full_device, gluon_unfit, target_of
-from .complaints import complain, describe, host_int
+from . import debug, validate
+from .builds import INDEX, NAMES, Build, full_device, target_of
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
+from .tables import refuse_other_versions
 
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
 SCALED = (tuple, list)  # how custom_kernel gets KV with its scale
+MOST = validate.LARGEST
 
+Key = tuple[Build, str, int, int, int | None, int, int | None]  # what the choice goes by
 Splits = tuple[()] | tuple[int]  # what a kernel takes at run time: nothing, or how many
 
 
@@ -23,10 +27,12 @@ class Dispatcher:
     """The calls of a `generated` package. `build_command` is what an error tells the user to run."""
 
     def __init__(self, tables: list[ModuleType], build_command: str):
+        refuse_other_versions(tables, build_command)
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int, int | None], Build] = {}
-        self._chosen: dict[tuple[Build, str, int, int, int | None], tuple[Callable[..., None], Splits]] = {}
+        self._chosen: dict[Key, tuple[Callable[..., None], Splits]] = {}
+        self._debug = debug.devices()
         if triton.knobs.runtime.interpret:
             from . import interpreter
 
@@ -37,36 +43,31 @@ class Dispatcher:
 
         kv_data   offers one or several forms: "fp8": (kv, scale), "bf16": kv, "fp16": kv; the first that the spec lists
                   is used
-        config    sm_scale, and kv_seq_len if it is known (it only helps the choice)
+        config    sm_scale, and kv_seq_len and q_seq_len, the longest request's, if known (they only help the choice)
 
         The rest, the result and the errors are those of `mla_decode`.
         """
-        q, kv_data, qo_indptr, kv_indptr, config = data
-        build = self._build(q)
-        for form_name in build.forms:
-            form = kv_data.get(form_name)
-            if form is not None:
-                break
-        else:
-            raise ValueError(f"kv_data offers {sorted(kv_data)}; {build.spec} was built for {', '.join(build.kv)} KV")
-        kv, kv_scale = form if isinstance(form, SCALED) else (form, None)
-        kv_len = config.get("kv_seq_len")
-        return self._decode(  # type: ignore[return-value]
-            build,
-            q,
-            kv,
-            qo_indptr,
-            kv_indptr,
-            None,
-            config["sm_scale"],
-            kv_scale,
-            kv_len,
-            None,
-            None,
-            False,
-            None,
-            None,
-        )
+        try:
+            q, kv_data, qo_indptr, kv_indptr, config = data
+            build = self._build(q)
+            for name in build.forms:
+                form = kv_data.get(name)
+                if form is not None:
+                    break
+            else:
+                offered = sorted(map(str, kv_data))
+                raise ValueError(f"kv_data offers {offered}; {build.spec} was built for {', '.join(build.kv)} KV")
+            kv, kv_scale = form if isinstance(form, SCALED) else (form, None)
+            if kv_scale is None and (name == "fp8" or kv.element_size() == 1):
+                validate.scale_missing(name)
+            sm_scale, kv_len = config["sm_scale"], config.get("kv_seq_len")
+            return self._decode(  # type: ignore[return-value]
+                build, q, kv, qo_indptr, kv_indptr, None, sm_scale, kv_scale, kv_len, config.get("q_seq_len"), None,
+                None, False, None, None,
+            )  # fmt: skip
+        except Exception:
+            validate.data(data)
+            raise
 
     def mla_decode(
         self,
@@ -82,6 +83,7 @@ class Dispatcher:
         kv_indices: torch.Tensor | None = None,
         kv_lens: torch.Tensor | None = None,
         max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -98,6 +100,7 @@ class Dispatcher:
         kv_scale     [1] on the device, what 1.0 of the KV stands for; None is 1.0
         kv_visible   [total_q] int32: how many of its request's KV rows each query row sees, in place of the causal rule
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
+        max_q_len    query rows of the request that has most, if known, likewise
         out          [total_q, heads, latent] contiguous, to write into
         lse          [total_q, heads] fp32 contiguous, to write into
         workspace    contiguous memory of any type on q's device, from a multiple of 16 bytes on, `workspace_bytes` or
@@ -114,13 +117,21 @@ class Dispatcher:
         Returns out [total_q, heads, latent], with `return_lse` also the natural-log LSE [total_q, heads] fp32. A query
         row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
         """
-        pages = None
-        if kv_indptr is None or block_table is not None or kv_indices is not None or kv_lens is not None:
-            pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
-        return self._decode(
-            self._build(q, pages and pages.size), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale,
-            max_kv_len, out, lse, return_lse, workspace, pages,
-        )  # fmt: skip
+        try:
+            pages = None
+            if kv_indptr is None or block_table is not None or kv_indices is not None or kv_lens is not None:
+                pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
+            return self._decode(
+                self._build(q, pages and pages.size), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale,
+                max_kv_len, max_q_len, out, lse, return_lse, workspace, pages,
+            )  # fmt: skip
+        except Exception:  # whatever it met: arguments of a wrong type come first, the others were said in words
+            validate.arguments(
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, kv_scale=kv_scale,
+                kv_visible=kv_visible, block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, out=out,
+                lse=lse, workspace=workspace,
+            )  # fmt: skip
+            raise
 
     def result(self, q: torch.Tensor, paged_kv: torch.Tensor | None = None) -> tuple[tuple[int, int, int], torch.dtype]:
         """Shape and dtype of the output of a call with this q. `paged_kv`: the KV, where it is paged."""
@@ -142,7 +153,8 @@ class Dispatcher:
         for model in models:
             if heads in (None, model[0]):
                 try:
-                    found.append(self._find(device, *model))
+                    build = self._find(device, *model)
+                    found += dict.fromkeys((build, build.several))
                 except ValueError as reason:
                     reasons.append(reason)
         if reasons and not found:
@@ -170,13 +182,20 @@ class Dispatcher:
             for build in self.builds
             if (build.heads, build.latent + build.rope, build.page_size) == (heads, row, page)
         ]
-        unfit = {str(build): why for build in fitting if build.gluon and (why := gluon_unfit(target))}
+        unfit = {str(build): why for build in fitting if (why := build.unfit(target))}
         candidates = [build for build in fitting if str(build) not in unfit]
+        candidates.sort(key=lambda build: build.for_several)
+        for build in candidates:
+            others = [other for other in candidates if other.for_several and other.takes == build.takes]
+            build.several = others[0] if others else build
         for build in candidates:
             if build.target == target:
                 return build
         for build in candidates:
             if build.target == "portable":
+                for other in fitting:
+                    if other.target == target:
+                        warnings.warn(f"{other}: {unfit[str(other)]}. Until then slower kernels serve", stacklevel=2)
                 return build
         if target == "cpu" and candidates:
             return candidates[0]
@@ -205,6 +224,7 @@ class Dispatcher:
         sm_scale: float,
         kv_scale: torch.Tensor | None,
         kv_len: int | None,
+        q_len: int | None,
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
@@ -219,6 +239,8 @@ class Dispatcher:
         rows = kv.shape
         index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
         batch = qo_indptr.numel() - 1
+        if total_q > batch:
+            build = build.several
         name = NAMES.get(kv.dtype)
         if name not in build.kv:
             name = self._kv_name(build, kv.dtype)
@@ -241,27 +263,36 @@ class Dispatcher:
             or batch < 0
             or (index < 0 and not q.device == kv.device == qo_indptr.device == kv_indptr.device)
         ):
-            complain(build, q, kv, qo_indptr, kv_indptr)
+            validate.inputs(build, q, kv, qo_indptr, kv_indptr)
         if kv_len is not None and type(kv_len) is not int:
-            kv_len = host_int("max_kv_len (kv_seq_len)", kv_len)
-        if type(sm_scale) is not float:
-            sm_scale = float(sm_scale)  # an integer would be compiled in
+            kv_len = validate.length(kv_len)
+        if q_len is not None and type(q_len) is not int:
+            q_len = validate.query_length(q_len)
+        if type(sm_scale) is not float or not -MOST <= sm_scale <= MOST:
+            sm_scale = validate.number("sm_scale", sm_scale)  # a float: an integer would be compiled in
         if kv_scale is not None:
-            kv_scale = self._scale(kv_scale, q.device)
+            if not isinstance(kv_scale, torch.Tensor) or kv_scale.numel() != 1 or kv_scale.device != q.device:
+                validate.scale(kv_scale, q.device)
+            if kv_scale.dtype is not torch.float32:
+                kv_scale = kv_scale.to(torch.float32)
         if kv_visible is not None and (
             kv_visible.shape != (total_q,)
             or kv_visible.dtype is not torch.int32
             or not kv_visible.is_contiguous()
             or kv_visible.device != q.device
         ):
-            wanted = f"contiguous int32 [{total_q}] on {q.device}"
-            raise ValueError(f"kv_visible is {describe(kv_visible)}; it must be {wanted}")
+            validate.fits("kv_visible", kv_visible, torch.int32, (total_q,), q.device, to_write=False)
         shape = (total_q, heads, build.latent)
         if out is None:
             out = torch.empty(shape, dtype=build.out, device=q.device)
-        elif out.shape != shape or out.dtype is not build.out or not out.is_contiguous() or out.device != q.device:
-            wanted = f"contiguous {build.out} of shape {shape} on {q.device}"
-            raise ValueError(f"out is {describe(out)}; it must be {wanted}")
+        elif (
+            out.shape != shape
+            or out.dtype is not build.out
+            or not out.is_contiguous()
+            or out.device != q.device
+            or out.requires_grad
+        ):
+            validate.fits("out", out, build.out, shape, q.device, to_write=True)
         if lse is None:
             if return_lse:  # else it lies in the scratch
                 lse = torch.empty((total_q, heads), dtype=torch.float32, device=q.device)
@@ -270,9 +301,11 @@ class Dispatcher:
             or lse.dtype is not torch.float32
             or not lse.is_contiguous()
             or lse.device != q.device
+            or lse.requires_grad
         ):
-            wanted = f"contiguous fp32 of shape {(total_q, heads)} on {q.device}"
-            raise ValueError(f"lse is {describe(lse)}; it must be {wanted}")
+            validate.fits("lse", lse, torch.float32, (total_q, heads), q.device, to_write=True)
+        if workspace is not None and workspace.device != q.device:  # its size is the kernel's to say
+            raise ValueError(f"workspace is on {workspace.device}, q on {q.device}")
         if total_q == 0 or batch == 0:
             out.zero_()
             if lse is not None:
@@ -285,9 +318,9 @@ class Dispatcher:
         else:  # how many of the pool's rows are theirs nobody says
             where = (pages.indptr, pages.indices, pages.lens)
             mean = guess_kv_len(pages, batch) if kv_len is None else kv_len
-        chosen = self._chosen.get((build, name, total_q, mean, kv_len))
+        chosen = self._chosen.get((build, name, total_q, mean, kv_len, batch, q_len))
         if chosen is None:
-            chosen = self._remember(build, name, total_q, mean, kv_len)
+            chosen = self._remember(build, name, total_q, mean, kv_len, batch, q_len)
         run, splits = chosen
         if index >= 0 and index != current_device():
             with torch.cuda.device(index):
@@ -297,13 +330,16 @@ class Dispatcher:
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _remember(
-        self, build: Build, name: str, total_q: int, mean: int, longest: int | None
+        self, build: Build, name: str, total_q: int, mean: int, longest: int | None, batch: int, q_len: int | None
     ) -> tuple[Callable[..., None], Splits]:
-        kernel, splits = build.choices[name].choose(total_q, mean, longest)
+        validate.length(longest)
+        validate.query_length(q_len)
+        kernel, splits = build.choices[name].choose(total_q, mean, longest, batch, q_len)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
-        chosen = (build.kernel(kernel).run, () if splits is None else (splits,))
-        self._chosen[build, name, total_q, mean, longest] = chosen
+        run = debug.watched(build.kernel(kernel).run, build.page_size, self._debug)
+        chosen = (run, () if splits is None else (splits,))
+        self._chosen[build, name, total_q, mean, longest, batch, q_len] = chosen
         return chosen
 
     def _kv_name(self, build: Build, dtype: torch.dtype) -> str:
@@ -313,10 +349,3 @@ class Dispatcher:
             f"kv is {dtype}; {build.spec} was built for {', '.join(build.kv)} KV. Add the dtype to `dtypes: kv` of the "
             f"spec and run `{self.build_command} {build.spec}`."
         )
-
-    def _scale(self, kv_scale: torch.Tensor, device: torch.device) -> torch.Tensor:
-        if not isinstance(kv_scale, torch.Tensor):
-            raise TypeError(f"kv_scale is {kv_scale!r}; it must be a tensor of one element on {device}, or None")
-        if kv_scale.numel() != 1 or kv_scale.device != device:
-            raise ValueError(f"kv_scale is {describe(kv_scale)}; it must have one element, on {device}")
-        return kv_scale if kv_scale.dtype is torch.float32 else kv_scale.to(torch.float32)

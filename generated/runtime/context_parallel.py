@@ -15,9 +15,10 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from . import validate
 from .builds import INDEX
 from .calls import Dispatcher
-from .launch import Launch
+from .launch import Launch, on_device_of
 from .peer_memory import PeerMemory
 
 ALIGN = 16  # bytes; a rank's part of the buffer is a multiple of them
@@ -108,6 +109,7 @@ class ContextParallel:
         run: int = 1,
         peers: PeerMemory | None = None,
     ):
+        run = validate.host_int("run", run)
         if placement not in ("contiguous", "round_robin"):
             raise ValueError(f"placement is {placement!r}; it must be 'contiguous' or 'round_robin'")
         if run < 1 or (placement == "contiguous" and run != 1):
@@ -126,10 +128,11 @@ class ContextParallel:
         """The rows [rows of the rank] int64 of a request of `kv_len` rows that lie on a rank (None: on this one)."""
         rank = self.rank if rank is None else rank
         if self.run:
-            every = torch.arange(kv_len)
+            every = torch.arange(kv_len, dtype=torch.int64, device="cpu")
             return every[every // self.run % self.ranks == rank]
         chunk = -(-kv_len // self.ranks)
-        return torch.arange(min(rank * chunk, kv_len), min((rank + 1) * chunk, kv_len))
+        begin, end = min(rank * chunk, kv_len), min((rank + 1) * chunk, kv_len)
+        return torch.arange(begin, end, dtype=torch.int64, device="cpu")
 
     def visible(
         self, qo_indptr: torch.Tensor, kv_len: torch.Tensor, total_q: int, kv_begin: torch.Tensor | None = None
@@ -138,23 +141,38 @@ class ContextParallel:
 
         Query row t of a request's q_len sees the first kv_len - q_len + t + 1 rows of the whole request.
         """
+        try:
+            return self._visible(qo_indptr, kv_len, total_q, kv_begin)
+        except Exception:
+            validate.tensors(qo_indptr=qo_indptr, kv_len=kv_len, kv_begin_=kv_begin)
+            raise
+
+    def _visible(
+        self, qo_indptr: torch.Tensor, kv_len: torch.Tensor, total_q: int, kv_begin: torch.Tensor | None
+    ) -> torch.Tensor:
+        if type(total_q) is not int:
+            total_q = validate.host_int("total_q", total_q)
         batch = qo_indptr.shape[0] - 1
-        for name, tensor in (("kv_len", kv_len), ("kv_begin", kv_begin)):
+        sizes = {"qo_indptr": (qo_indptr, batch + 1), "kv_len": (kv_len, batch), "kv_begin": (kv_begin, batch)}
+        for name, (tensor, size) in sizes.items():
             if tensor is not None and (
-                tensor.shape != (batch,)
+                tensor.shape != (size,)
                 or tensor.dtype not in INDEX
                 or tensor.device != qo_indptr.device
                 or not tensor.is_contiguous()
             ):
-                is_now = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
-                raise ValueError(f"{name} is {is_now}; it must be int32 or int64 [{batch}] on {qo_indptr.device}")
+                wanted = f"contiguous int32 or int64 [{size}] on {qo_indptr.device}"
+                raise ValueError(f"{name} is {validate.describe(tensor)}; it must be {wanted}")
+        if batch < 0 or total_q < 0:
+            raise ValueError(f"qo_indptr is [{batch + 1}], total_q {total_q}; they must be [batch + 1], and 0 or more")
         if kv_begin is not None and self.run:
             raise ValueError("kv_begin belongs to contiguous placement; this one is round-robin")
         visible = torch.empty(total_q, dtype=torch.int32, device=qo_indptr.device)
         if total_q and batch:
-            self._count_visible[(total_q,)](
-                qo_indptr, kv_len, kv_begin, visible, batch, self.rank, self.ranks, self.run, num_warps=1
-            )
+            with on_device_of(visible):
+                self._count_visible[(total_q,)](
+                    qo_indptr, kv_len, kv_begin, visible, batch, self.rank, self.ranks, self.run, num_warps=1
+                )
         return visible
 
     def decode(
@@ -170,6 +188,7 @@ class ContextParallel:
         kv_begin: torch.Tensor | None = None,
         kv_visible: torch.Tensor | None = None,
         max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -183,17 +202,46 @@ class ContextParallel:
                      the rows are not shared out evenly. All rows of a request must lie somewhere, and on one rank
         kv_visible   what `visible` gave for these lengths, in place of kv_len: one kernel less for each layer
         max_kv_len   KV rows on this rank of the longest request, if known; it only helps the choice of kernel
+        max_q_len    query rows of the request that has most, if known, likewise
 
         Returns what one call over all rows would: out [total_q, heads, latent], with `return_lse` also the natural-log
-        LSE [total_q, heads] fp32, the same bits on every rank.
+        LSE [total_q, heads] fp32, the same bits on every rank. The errors are those of `mla_decode`.
         """
+        try:
+            return self._decode(
+                q, kv, qo_indptr, kv_indptr, kv_len, sm_scale, kv_scale, kv_begin, kv_visible, max_kv_len, max_q_len,
+                out, return_lse,
+            )  # fmt: skip
+        except Exception:
+            validate.arguments(
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, kv_len=kv_len,
+                kv_scale=kv_scale, kv_begin=kv_begin, kv_visible=kv_visible, out=out,
+            )  # fmt: skip
+            raise
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_len: torch.Tensor | None,
+        sm_scale: float,
+        kv_scale: torch.Tensor | None,
+        kv_begin: torch.Tensor | None,
+        kv_visible: torch.Tensor | None,
+        max_kv_len: int | None,
+        max_q_len: int | None,
+        out: torch.Tensor | None,
+        return_lse: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if kv_visible is None:
             if kv_len is None:
                 raise ValueError("give kv_len, the KV rows of each whole request, or kv_visible")
             kv_visible = self.visible(qo_indptr, kv_len, q.shape[0], kv_begin)
         mla_decode = functools.partial(
             self.dispatcher.mla_decode, q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale,
-            kv_visible=kv_visible, max_kv_len=max_kv_len,
+            kv_visible=kv_visible, max_kv_len=max_kv_len, max_q_len=max_q_len,
         )  # fmt: skip
         if self.ranks == 1 or q.shape[0] == 0:
             return mla_decode(out=out, return_lse=return_lse)
@@ -201,9 +249,8 @@ class ContextParallel:
         rows, heads, _ = shape
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=q.device)
-        elif out.shape != shape or out.dtype is not dtype or not out.is_contiguous() or out.device != q.device:
-            is_now = f"{out.dtype} of shape {tuple(out.shape)}, strides {out.stride()}, on {out.device}"
-            raise ValueError(f"out is {is_now}; it must be contiguous {dtype} of shape {shape} on {q.device}")
+        else:
+            validate.fits("out", out, dtype, shape, q.device, to_write=True)
         lse = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
 
         if self.peers is not None:
@@ -218,28 +265,47 @@ class ContextParallel:
             out=mine[:lse_at].view(dtype).view(shape), lse=mine[lse_at:end].view(torch.float32).view(rows, heads)
         )
         self.exchange(parts)
-        self.combine(parts, out, lse)
+        self._combine(parts, out, lse)
         return (out, lse) if return_lse else out
 
     def parts(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The buffer [ranks, bytes] uint8 for an output of this form: of each rank its out, then its LSE."""
-        size = -(-_ends(shape, dtype)[1] // ALIGN) * ALIGN
-        return torch.empty((self.ranks, size), dtype=torch.uint8, device=device)
+        return torch.empty((self.ranks, _part_bytes(shape, dtype)), dtype=torch.uint8, device=device)
 
     def exchange(self, parts: torch.Tensor) -> None:
         """Fill in the other ranks' parts of the buffer; this rank's own is sent from where it lies."""
         _all_gather(parts.view(-1), parts[self.rank], group=self.group)
 
     def combine(self, parts: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Merge all parts of the buffer into out and lse."""
+        """Merge all parts of the buffer into out [rows, heads, latent] and lse [rows, heads] fp32.
+
+        TypeError for what is no tensor; ValueError for those that do not fit the buffer, as `parts` makes it.
+        """
+        validate.tensors(parts=parts, out=out, lse=lse)
+        if out.dim() != 3:
+            raise ValueError(f"out has shape {tuple(out.shape)}; it must be [rows, heads, latent]")
+        rows, heads, latent = out.shape
+        size = _part_bytes((rows, heads, latent), out.dtype)
+        validate.fits("parts", parts, torch.uint8, (self.ranks, size), out.device, to_write=False)
+        validate.fits("out", out, out.dtype, (rows, heads, latent), out.device, to_write=True)
+        validate.fits("lse", lse, torch.float32, (rows, heads), out.device, to_write=True)
+        self._combine(parts, out, lse)
+
+    def _combine(self, parts: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         rows, heads, latent = out.shape
         lse_at, _ = _ends((rows, heads, latent), out.dtype)
         flat = parts.view(-1)
         padded = 1 << (self.ranks - 1).bit_length()
-        self._merge[(rows * heads,)](
-            flat.view(out.dtype), flat[lse_at:].view(torch.float32), out, lse, parts.shape[1] // ALIGN, latent,
-            ALIGN // out.dtype.itemsize, self.ranks, padded, min(TILE, padded), num_warps=4,
-        )  # fmt: skip
+        with on_device_of(out):
+            self._merge[(rows * heads,)](
+                flat.view(out.dtype), flat[lse_at:].view(torch.float32), out, lse, parts.shape[1] // ALIGN, latent,
+                ALIGN // out.dtype.itemsize, self.ranks, padded, min(TILE, padded), num_warps=4,
+            )  # fmt: skip
+
+
+def _part_bytes(shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """Of a rank's part of the buffer."""
+    return -(-_ends(shape, dtype)[1] // ALIGN) * ALIGN
 
 
 def _ends(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[int, int]:

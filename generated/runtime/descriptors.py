@@ -9,13 +9,7 @@ freed one lay, with as many rows, gets the descriptor that is right for it too.
 from typing import Any
 
 import torch
-
-from .gluon import mismatch
-
-if problem := mismatch():
-    raise ImportError(problem)
-
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # after the check of its release
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 MOST = 1024  # descriptor pairs kept for each kernel; a server has one KV tensor a layer
 ALIGNMENT = 16  # bytes: of TMA's addresses, and of the copies that bring q

@@ -1,16 +1,18 @@
 # Copied by mla-codegen from mla_codegen/runtime/gluon.py. Do not edit: `mla-codegen build` writes it anew.
-"""Which Triton the Gluon kernels are written for: Gluon changes with every release."""
-
-NEEDED = "3.6"
+"""Whether the Triton at hand is the one that Gluon kernels were rendered for: Gluon changes with every release."""
 
 
-def mismatch() -> str | None:
-    """What is wrong with the Triton at hand, and how to mend it; None if it is the one."""
+def mismatch(release: str, spec: str) -> str | None:
+    """What is wrong with the Triton at hand, and how to mend it; None if it is of the `release` (3.6) of the kernels.
+
+    spec   the file that the kernels were built from, for the command
+    """
     import triton
 
-    if triton.__version__.split(".")[:2] == NEEDED.split("."):
+    found = ".".join(triton.__version__.split(".")[:2])
+    if found == release:
         return None
     return (
-        f"Gluon kernels here are written for triton {NEEDED}, found {triton.__version__}: install triton {NEEDED}, or "
-        "build kernels of the portable family (`family: triton` in the spec's defaults, or a spec for `portable`)"
+        f"its kernels are Gluon of triton {release}, and this is triton {triton.__version__}: run "
+        f"`mla-codegen build {spec} --triton {found}`, or install triton {release}"
     )

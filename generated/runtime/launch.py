@@ -5,10 +5,13 @@ Triton binds and specialises every argument on every call, some 20 us. `Launch` 
 function for these arguments, and hands the compiled binary its arguments by it, pointers as the numbers that they are.
 The function looks up the binary by all that Triton may specialise on: of pointers the element type, whether there is
 one, and alignment; of integers the value, or the width alone where the kernel says `do_not_specialize`. TMA descriptors
-are encoded once each and not at every launch.
+are encoded once each and not at every launch. How a launch reaches the driver changes with Triton's releases: `FORMS`
+has those that are known, and under another every launch is Triton's own.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +25,50 @@ RANGE = 1 << 31  # bytes: AMD kernels address smaller tensors with 32-bit offset
 
 # CUDA is in use by the time that a kernel is launched: without what torch wraps around it to see to that.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+HOOKS = (None, None, None)  # launch metadata, enter, exit
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one release of Triton hands a launch to NVIDIA's driver.
+
+    first    (binary, its launcher) -> what stands between the stream and the kernel's own arguments
+    packed   those are one tuple
+    encode   what `make_tensordesc_arg` takes behind a descriptor and its kind
+    """
+
+    first: Callable[[Any, Any], tuple[Any, ...]]
+    packed: bool = True
+    encode: tuple[None, ...] = (None,)
+
+
+def _scratch_first(binary: Any, run: Any) -> tuple[Any, ...]:
+    grid = (run.launch_cooperative_grid, run.launch_pdl)
+    return (binary.function, *grid, None, None, binary.packed_metadata, *HOOKS)
+
+
+def _scratch_last(binary: Any, run: Any) -> tuple[Any, ...]:
+    grid, types = (run.launch_cooperative_grid, run.launch_pdl), (run.arg_annotations, run.kernel_signature)
+    return (binary.function, *grid, binary.packed_metadata, *HOOKS, None, None, *types)
+
+
+FORMS = {
+    "3.6": Form(_scratch_first, packed=False, encode=()),
+    "3.7": Form(_scratch_last, encode=()),
+    "3.8": Form(_scratch_last),
+    "3.9": Form(_scratch_last),
+}
+FORM = FORMS.get(".".join(triton.__version__.split(".")[:2]))
+
+_HERE = nullcontext()
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Within, the tensor's device is the current one, as a launch needs it."""
+    index = tensor.get_device()
+    return _HERE if index < 0 or index == current_device() else torch.cuda.device(index)
+
 
 POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "float"  # what an argument is
 
@@ -62,12 +109,14 @@ class Launch:
 
     def _launcher(self, binary: Any, tiles: list[int]) -> tuple[Any, tuple[Any, ...]] | None:
         """(function, its arguments between the stream and the kernel's own); None: only Triton can launch it."""
-        run, packed = binary.run, binary.packed_metadata
-        hooks = (None, None, None)  # launch metadata, enter, exit
+        run = binary.run
         wrapper: Any = getattr(run, "launch", None)
+        if FORM is None or getattr(run, "gsan_enabled", False):
+            return None
         if not hasattr(run, "launch_pdl") or run.global_scratch_size or run.profile_scratch_size:
-            return None if tiles else (run, (binary.function, packed, *hooks))
-        first = (binary.function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *hooks)
+            call = (lambda *args: run(*args[:-1], *args[-1])) if _packed() else run
+            return None if tiles else (call, (binary.function, binary.packed_metadata, *HOOKS))
+        first = FORM.first(binary, run)
         if not tiles:
             return wrapper, first
         # Triton's wrapper encodes the descriptors; what it wraps takes them encoded.
@@ -98,6 +147,8 @@ def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
         key.append(f"({' | '.join(f'extent(a{i})' for i in pointers)}) >> 31 and ({apart})")
     encode = [f"    if a{i}.encoded is None: a{i}.encoded = encode(a{i}, tiles[{i}])" for i in of.get(TILE, [])]
     given = [{POINTER: "p{0}", TILE: "*a{0}.encoded"}.get(kind, "a{0}").format(i) for i, kind in enumerate(kinds)]
+    own = "".join(f"{one}, " for one in given)
+    own = f"({own})" if _packed() else own
     args = ", ".join(f"a{i}" for i in range(len(kinds)))
     lines = [
         f"def launch(programs, {args}, **options):",
@@ -110,7 +161,7 @@ def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
         f"        return compile(key, programs, ({args},), options)",
         *encode,
         "    call, first = found",
-        f"    call(programs, 1, 1, stream_of(device), *first, {', '.join(given)})",
+        f"    call(programs, 1, 1, stream_of(device), *first, {own})",
     ]
     active = driver.active
     torchs = active.get_current_device is torch.cuda.current_device
@@ -121,6 +172,11 @@ def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
     }  # fmt: skip
     exec("\n".join(lines), names)
     return names["launch"]
+
+
+def _packed() -> bool:
+    """Whether what launches takes the kernel's own arguments as one tuple."""
+    return FORM is not None and FORM.packed and not ON_AMD
 
 
 def _width(number: int) -> int:
@@ -139,4 +195,5 @@ def _encode(tile: Any, kind: Any) -> tuple[Any, ...]:
     """A descriptor as the launcher takes it: 128 encoded bytes, shape, strides."""
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    return tuple(make_tensordesc_arg(tile, kind))
+    assert FORM is not None
+    return tuple(make_tensordesc_arg(tile, kind, *FORM.encode))

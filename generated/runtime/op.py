@@ -5,105 +5,148 @@ Two operators, both with a fake implementation: `mla_decode` returns a new (out,
 tensors that it is given, a workspace among them, and its schema says so.
 """
 
+import hashlib
+import os
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+from . import validate
+from .arguments import CALL, arguments, schema
 from .calls import Dispatcher
 
-_INPUTS = "Tensor q, Tensor kv, Tensor qo_indptr, Tensor? kv_indptr"
-_OPTIONS = "float sm_scale, Tensor? kv_scale=None, Tensor? kv_visible=None, SymInt? max_kv_len=None"
-_RESULTS, _WORKSPACE = "Tensor(a!) out, Tensor(b!) lse", "Tensor(c!)? workspace=None"  # last: inductor puts it there
-_PAGES = "Tensor? block_table=None, Tensor? kv_indices=None, Tensor? kv_lens=None"
+INTO = frozenset({"into"})  # the operator that writes into what it is given
+NEW_NAMES = [one.name for one in arguments(CALL, ())]
+INTO_NAMES = [one.name for one in arguments(CALL, INTO)]
 SCHEMAS = {
-    "mla_decode": f"({_INPUTS}, {_OPTIONS}, {_PAGES}) -> (Tensor, Tensor)",
-    "mla_decode_into": f"({_INPUTS}, {_RESULTS}, {_OPTIONS}, {_PAGES}, {_WORKSPACE}) -> ()",
+    "mla_decode": f"({schema(())}) -> (Tensor, Tensor)",
+    "mla_decode_into": f"({schema(INTO)}) -> ()",
 }
 
 Tensor = torch.Tensor
 Decode = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
-_libraries: list[torch.library.Library] = []  # an operator lives as long as its library
+HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder of this build
+OWNER = "mla_codegen_build"  # attribute of a namespace of torch.ops: whose operators it has
 
 
-def register(dispatcher: Dispatcher, package: str) -> Decode:
-    """Register both operators as `torch.ops.<package>`, a dot in its name written _; returns `mla_decode` over them.
+class Owner(NamedTuple):
+    """A build whose operators are registered. Kept by torch.ops: modules may be imported again, operators may not."""
 
-    What it returns takes the arguments of the dispatcher's `mla_decode`.
+    home: str
+    schemas: dict[str, str]
+    dispatchers: list[Dispatcher]  # one, exchanged when the package is imported again
+    library: torch.library.Library  # operators live as long
+
+
+def register(dispatcher: Dispatcher, package: str) -> tuple[Decode, Any]:
+    """Register both operators as `torch.ops.<package>`, a dot in its name written _.
+
+    Where another build has taken that name, a hash of this build's folder is added to it. A package that is imported
+    again keeps its operators, which from then on call the new `dispatcher`.
+
+    Returns `mla_decode` over them, which takes the arguments of the dispatcher's `mla_decode`, and the namespace.
     """
-    namespace = package.replace(".", "_")
-    library = torch.library.Library(namespace, "DEF")
-    _libraries.append(library)
+    namespace, owner = _namespace(package.replace(".", "_"))
+    if owner is None:
+        owner = Owner(HOME, SCHEMAS, [dispatcher], torch.library.Library(namespace, "FRAGMENT"))
+        _define(owner, namespace)
+        setattr(getattr(torch.ops, namespace), OWNER, owner)
+    owner.dispatchers[:] = [dispatcher]
+    operators = getattr(torch.ops, namespace)
+    return _over(operators, owner.dispatchers), operators
 
-    def decode(
-        q: Tensor,
-        kv: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor | None,
-        sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        max_kv_len: int | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return dispatcher.mla_decode(  # type: ignore[return-value]
-            q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, return_lse=True,
-        )  # fmt: skip
 
-    def decode_into(
-        q: Tensor,
-        kv: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        max_kv_len: int | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> None:
-        dispatcher.mla_decode(
-            q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale, kv_visible=kv_visible,
-            block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, max_kv_len=max_kv_len, out=out, lse=lse,
-            workspace=workspace,
-        )  # fmt: skip
+def _namespace(name: str) -> tuple[str, Owner | None]:
+    """A namespace that is free or already this build's, and then its owner."""
+    digest = hashlib.sha256(repr((HOME, sorted(SCHEMAS.items()))).encode()).hexdigest()[:8]
+    for namespace in (name, f"{name}_{digest}"):
+        operators = getattr(torch.ops, namespace)
+        owner = vars(operators).get(OWNER)
+        if owner is None and not any(hasattr(operators, one) for one in SCHEMAS):
+            return namespace, None
+        if owner is not None and (owner.home, owner.schemas) == (HOME, SCHEMAS):
+            return namespace, owner
+    raise RuntimeError(f"torch.ops.{name} and torch.ops.{name}_{digest} are both taken by others")
 
-    def fake_decode(
-        q: Tensor,
-        kv: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor | None,
-        sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        max_kv_len: int | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        paged = block_table is not None or kv_indices is not None
-        shape, dtype = dispatcher.result(q, kv if paged else None)
+
+class DecodeOnly(torch.autograd.Function):
+    """What an operator makes of inputs that require grad: results that say so, and a backward that is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, written: tuple[Tensor, ...], *inputs: Any) -> Any:
+        ctx.mark_dirty(*written)
+        with torch._C._AutoDispatchBelowAutograd():
+            results = operator(*inputs)
+        return written or results
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "mla_decode is decode only and has no backward: call it under torch.no_grad(), or detach its inputs"
+        )
+
+
+def _with_autograd(operator: Any, run: Callable[..., Any], writes: slice) -> Callable[..., Any]:
+    """The operator's kernel for torch's autograd. Inputs that need no gradient go straight on to `run`."""
+
+    def call(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
+            written = inputs[writes]
+            results = DecodeOnly.apply(operator, written, *inputs)
+            return None if written else results
+        if type(inputs[0]) is Tensor and not torch._C._len_torch_dispatch_stack():
+            return run(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():  # a tracer, which must see the operator
+            return operator(*inputs)
+
+    return call
+
+
+def _define(owner: Owner, namespace: str) -> None:
+    """Define the operators of `owner`: kernels, fake implementations, autograd."""
+    library, dispatchers = owner.library, owner.dispatchers
+
+    def decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        return dispatchers[0].mla_decode(  # type: ignore[return-value]
+            **dict(zip(NEW_NAMES, given, strict=False)), **named, return_lse=True
+        )
+
+    def decode_into(*given: Any, **named: Any) -> None:
+        dispatchers[0].mla_decode(**dict(zip(INTO_NAMES, given, strict=False)), **named)
+
+    def fake_decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        named |= dict(zip(NEW_NAMES, given, strict=False))
+        _one_device(*named.values())
+        q, paged = named["q"], named.get("block_table") is not None or named.get("kv_indices") is not None
+        shape, dtype = dispatchers[0].result(q, named["kv"] if paged else None)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
-    def fake_decode_into(*_: object, **__: object) -> None:
-        """It writes, and returns nothing."""
+    def fake_decode_into(*given: object) -> None:
+        _one_device(*given)
 
-    for name, run, fake in (
-        ("mla_decode", decode, fake_decode),
-        ("mla_decode_into", decode_into, fake_decode_into),
+    for name, run, fake, writes in (
+        ("mla_decode", decode, fake_decode, slice(0)),
+        ("mla_decode_into", decode_into, fake_decode_into, slice(4, 6)),
     ):
         library.define(name + SCHEMAS[name], tags=[torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order])
         for key in ("CPU", "CUDA"):
             library.impl(name, run, key)
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
-    operators = getattr(torch.ops, namespace)
+        operator = getattr(getattr(torch.ops, namespace), name).default
+        library.impl(name, _with_autograd(operator, run, writes), "Autograd")
+
+
+def _one_device(q: Any, *others: Any) -> None:
+    """ValueError where there are no values of one tensor only: torch would then take the fake implementation."""
+    for one in others:
+        if isinstance(one, Tensor) and one.device != q.device:
+            raise ValueError(f"q is on {q.device}, another tensor on {one.device}")
+
+
+def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
+    """`mla_decode` as a function that calls the operators."""
     new, into = operators.mla_decode.default, operators.mla_decode_into.default
 
     def mla_decode(
@@ -113,27 +156,39 @@ def register(dispatcher: Dispatcher, package: str) -> Decode:
         kv_indptr: Tensor | None = None,
         *,
         sm_scale: float,
-        kv_scale: Tensor | None = None,
-        kv_visible: Tensor | None = None,
-        block_table: Tensor | None = None,
-        kv_indices: Tensor | None = None,
-        kv_lens: Tensor | None = None,
         max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
         workspace: Tensor | None = None,
+        **tensors: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        options = (sm_scale, kv_scale, kv_visible, max_kv_len)
-        pages = (block_table, kv_indices, kv_lens)
-        if out is None and (workspace is not None or lse is not None):
-            shape, dtype = dispatcher.result(q, None if block_table is None and kv_indices is None else kv)
-            out = q.new_empty(shape, dtype=dtype)
-        if out is None:
-            out, lse = new(q, kv, qo_indptr, kv_indptr, *options, *pages)
-        else:
-            lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
-            into(q, kv, qo_indptr, kv_indptr, out, lse, *options, *pages, workspace)
+        try:
+            if type(sm_scale) is not float:  # torch would take a tensor, and wait for it
+                sm_scale = validate.number("sm_scale", sm_scale)
+            if max_kv_len is not None and type(max_kv_len) is not int:
+                max_kv_len = validate.length(max_kv_len)
+            if max_q_len is not None and type(max_q_len) is not int:
+                max_q_len = validate.query_length(max_q_len)
+            options: dict[str, Any] = {
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+            }  # fmt: skip
+            if out is None and (workspace is not None or lse is not None):
+                paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None
+                shape, dtype = dispatchers[0].result(q, kv if paged else None)
+                out = q.new_empty(shape, dtype=dtype)
+            if out is None:
+                out, lse = new(q, kv, qo_indptr, kv_indptr, **options)
+            else:
+                lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
+                into(q, kv, qo_indptr, kv_indptr, out, lse, workspace=workspace, **options)
+        except Exception:
+            validate.arguments(
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, out=out, lse=lse,
+                workspace=workspace, **tensors,
+            )  # fmt: skip
+            raise
         return (out, lse) if return_lse else out
 
     mla_decode.__doc__ = Dispatcher.mla_decode.__doc__

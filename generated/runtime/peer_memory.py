@@ -13,8 +13,9 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from .builds import target_of
-from .launch import Launch
+from . import validate
+from .builds import full_device, target_of
+from .launch import Launch, on_device_of
 
 SLOTS = tl.constexpr(2)
 
@@ -89,10 +90,11 @@ class PeerMemory:
         heads: int,
         latent: int,
         dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device | str,
         group: dist.ProcessGroup | None = None,
         addresses: tuple[list[int], object] | None = None,
     ):
+        device = full_device(device)
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.form = (heads, latent, dtype)
@@ -118,27 +120,53 @@ class PeerMemory:
     def _share(self, size: int, device: torch.device) -> tuple[list[int], object]:
         from torch.distributed import _symmetric_memory
 
-        memory = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-        memory.zero_()
-        torch.cuda.synchronize(device)
-        group = self.group if self.group is not None else dist.distributed_c10d._get_default_group()
-        handle = _symmetric_memory.rendezvous(memory, group=group)
-        addresses = list(handle.buffer_ptrs)
-        if addresses[self.rank] != memory.data_ptr():
-            raise RuntimeError("the memory that torch shared does not begin at its tensor: use the all-gather instead")
-        dist.barrier(self.group)  # every buffer is zeroed and mapped before anyone writes
+        with torch.cuda.device(device):
+            memory = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+            memory.zero_()
+            torch.cuda.synchronize(device)
+            group = self.group if self.group is not None else dist.distributed_c10d._get_default_group()
+            handle = _symmetric_memory.rendezvous(memory, group=group)
+            addresses = list(handle.buffer_ptrs)
+            if addresses[self.rank] != memory.data_ptr():
+                raise RuntimeError("what torch shared does not begin at its tensor: use the all-gather instead")
+            dist.barrier(self.group)  # every buffer is zeroed and mapped before anyone writes
         return addresses, (memory, handle)
 
     def merge(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merge all ranks' partial [rows, heads, latent] and LSE [rows, heads] into out and lse."""
+        try:
+            self._merge(partial, partial_lse, out, lse)
+        except Exception:
+            validate.tensors(partial=partial, partial_lse=partial_lse, out=out, lse=lse)
+            raise
+
+    def _merge(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         rows, heads, latent = partial.shape
         if (heads, latent, partial.dtype) != self.form or rows * heads > self.places:
             raise ValueError(
                 f"the output is {partial.dtype} {tuple(partial.shape)}; this memory was made for {self.form[2]} "
                 f"[{self.places // self.form[0]}, {self.form[0]}, {self.form[1]}] at most"
             )
-        self._kernel[(rows * heads,)](
-            partial, partial_lse, out, lse, self.buffers, self.steps, self.places, self.rank, self.lse_at,
-            self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), self.dependent,
-            num_warps=4, **({"launch_pdl": True} if self.dependent else {}),
-        )  # fmt: skip
+        device, lse_shape = self.buffers.device, (rows, heads)
+        for tensor, like, name in ((partial, partial, "partial"), (out, partial, "out")):
+            if (
+                tensor.shape != like.shape
+                or tensor.dtype is not like.dtype
+                or tensor.device != device
+                or not tensor.is_contiguous()
+            ):
+                validate.fits(name, tensor, like.dtype, tuple(like.shape), device, to_write=tensor is out)
+        for tensor, name in ((partial_lse, "partial_lse"), (lse, "lse")):
+            if (
+                tensor.shape != lse_shape
+                or tensor.dtype is not torch.float32
+                or tensor.device != device
+                or not tensor.is_contiguous()
+            ):
+                validate.fits(name, tensor, torch.float32, lse_shape, device, to_write=tensor is lse)
+        with on_device_of(partial):
+            self._kernel[(rows * heads,)](
+                partial, partial_lse, out, lse, self.buffers, self.steps, self.places, self.rank, self.lse_at,
+                self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), self.dependent,
+                num_warps=4, **({"launch_pdl": True} if self.dependent else {}),
+            )  # fmt: skip

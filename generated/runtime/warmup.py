@@ -18,8 +18,11 @@ from typing import Any
 import torch
 import triton
 
-from .builds import DTYPES, Build, full_device
+from . import validate
+from .arguments import RUN, arguments
+from .builds import INDEX, Build, full_device
 from .calls import Dispatcher
+from .formats import KV_FORMATS
 from .launch import ON_AMD, RANGE
 
 PAGES = ("table", "list", "rows")  # ways to give the pages of paged KV
@@ -52,27 +55,36 @@ class Call:
         """Query rows over one KV row, which for a large call lies in `pool`; paged KV is one page."""
         build, row = self.build, self.build.latent + self.build.rope
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            dtype = DTYPES[self.kv]
+            dtype = KV_FORMATS[self.kv].element.dtype
             size = row * dtype.itemsize * (build.page_size or 1)
             memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
             kv = memory[:size].zero_().view(dtype).view(-1, row)
             rows = self.rows
             q = torch.zeros((rows, build.heads, row), dtype=build.q, device=device)
-            q_ends = torch.tensor([0, rows], dtype=self.index, device=device)
-            ends = torch.tensor([0, 1], dtype=self.index, device=device)
-            where: tuple[torch.Tensor | None, ...] = (ends,)
+            indices = lens = None
             if build.page_size is not None:
                 kv = kv.view(-1, build.page_size, row)
-                numbers = torch.zeros((1, 1), dtype=self.number, device=device)
+                indices = torch.zeros((1, 1), dtype=self.number, device=device)
                 lens = None if self.pages == "rows" else torch.ones(1, dtype=self.number, device=device)
-                where = (None, numbers, lens) if self.pages == "table" else (ends, numbers.view(1), lens)
-            visible = torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None
-            scale = torch.ones(1, device=device) if self.scaled else None
-            out = torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device)
-            lse = torch.empty((rows, build.heads), device=device)
-            args = (q, kv, q_ends, *where, visible, scale, 1.0, out, lse)
-            run = build.kernel(self.kernel).run
-            run(*args) if self.splits is None else run(*args, self.splits)
+                if self.pages != "table":
+                    indices = indices.view(1)
+            given: dict[str, Any] = {
+                "q": q,
+                "kv": kv,
+                "qo_indptr": torch.tensor([0, rows], dtype=self.index, device=device),
+                "kv_indptr": None if self.pages == "table" else torch.tensor([0, 1], dtype=self.index, device=device),
+                "kv_indices": indices,
+                "kv_lens": lens,
+                "kv_visible": torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None,
+                "kv_scale": torch.ones(1, dtype=torch.float32, device=device) if self.scaled else None,
+                "sm_scale": 1.0,
+                "out": torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device),
+                "lse": torch.empty((rows, build.heads), dtype=torch.float32, device=device),
+                "splits": self.splits,
+                "workspace": None,
+            }
+            features = ["ragged" if build.page_size is None else "paged"] + ["any_splits"] * (self.splits is not None)
+            build.kernel(self.kernel).run(*[given[one.name] for one in arguments(RUN, features)])
 
 
 def calls(
@@ -87,7 +99,7 @@ def calls(
     found = []
     for build in builds:
         for kv, choice in build.choices.items():
-            scales = (kv.startswith("fp8"),) if scaled is None else scaled
+            scales = (KV_FORMATS[kv].scaled,) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
             ways = [way for way in pages if way != "rows" or build.page_size == 1] if build.page_size else [""]
             kinds = numbers if build.page_size else (torch.int32,)
@@ -122,9 +134,18 @@ def warmup(
     threads    compilations at a time; None is one for each CPU core
     progress   called with (done, of all, kernel) after each; None is silence
 
-    Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; ValueError if
-    no build serves the device.
+    Returns the number of kinds of calls made. Raises what a kernel raises, after the others are through; TypeError or
+    ValueError for arguments that are none of these, ValueError if no build serves the device.
     """
+    _validate("indices", indices, INDEX)
+    _validate("scaled", (False,) if scaled is None else scaled, (True, False))
+    _validate("visible", visible, (True, False))
+    _validate("pages", pages, PAGES)
+    _validate("numbers", numbers, INDEX)
+    if threads is not None and validate.host_int("threads", threads) < 1:
+        raise ValueError(f"threads is {threads}; it must be at least 1")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is {validate.what(progress)}; it must be a function (done, of all, kernel), or None")
     device = full_device(device)
     todo = calls(dispatcher.serving(device), indices, scaled, visible, pages, numbers)
     if triton.knobs.runtime.interpret:
@@ -145,6 +166,16 @@ def warmup(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return len(todo)
+
+
+def _validate(name: str, given: Sequence[Any], allowed: tuple[Any, ...]) -> None:
+    """Several of what is allowed, in a tuple or a list."""
+    words = ", ".join(map(str, allowed))
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"{name} is {validate.what(given)}; it must be a tuple of {words}")
+    for one in given:
+        if not any(type(one) is type(other) and one == other for other in allowed):
+            raise ValueError(f"{name} has {one!r}; it may have {words}")
 
 
 @dataclass

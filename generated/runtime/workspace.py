@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from . import validate
 from .builds import Build
 from .calls import Dispatcher
 from .scratch import size_of
@@ -18,8 +19,12 @@ def workspace_bytes(
     heads    of the calls; None: any that builds for the device have
     device   where calls will run; None is the current GPU
 
-    It follows from the kernels and the split rule alone: no device is asked. Raises ValueError if no build serves.
+    It follows from the kernels and the split rule alone: no device is asked. Raises ValueError if no build serves,
+    TypeError for a number that is no int.
     """
+    total_q = validate.host_int("total_q", total_q)
+    if heads is not None:
+        heads = validate.host_int("heads", heads)
     if total_q < 0:
         raise ValueError(f"total_q is {total_q}; it must not be negative")
     builds = dispatcher.serving(device, heads)

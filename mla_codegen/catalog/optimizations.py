@@ -81,7 +81,8 @@ _ALL = (
     Optimization(
         "fp8_mma",
         "Rounds q and the softmax weights to fp8 and multiplies in fp8 (error 2e-2 to 3e-2). Without it q keeps its "
-        "precision (error about 2e-3): fp8 KV is widened to f16 exactly, or q is two fp8 numbers and the weights are bf16.",
+        "precision (error about 2e-3): fp8 KV is widened to f16 exactly, or q is two fp8 numbers and the weights are "
+        "bf16.",
         "fp8 KV and fp8 matrix instructions (gfx942, gfx950, sm_89 and newer)",
         _fp8_mma,
         fp8_only=True,

@@ -17,6 +17,7 @@ import torch
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT
 from mla_codegen.catalog.targets import TARGETS, Target, find_target
+from mla_codegen.check import block_types
 from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
 from mla_codegen.check.verify import NAN, TIMEOUT, Result, gpu_at_hand, pool, settle
 from mla_codegen.check.workers import first_line
@@ -230,11 +231,7 @@ def _jobs(asked: tuple[Path, str]) -> Read:
     shapes = {kv: list(SHAPES) for kv in kinds}
     if hasattr(module, "DTYPES"):
         for kv in kinds:
-            shapes[kv] = [
-                (rows, int((max(low, 1) * min(high, 1 << 24)) ** 0.5))
-                for rows, ranges in module.SHAPES.get(kv, {}).items()
-                for low, high, _ in ranges
-            ]
+            shapes[kv] = [(rows, kv_len) for rows, lengths in module.SHAPES.get(kv, {}).items() for kv_len in lengths]
     return Read(hasattr(module, "DTYPES"), {kv: float(bounds.get(kv, BOUND_16_BIT)) for kv in kinds}, shapes)
 
 
@@ -271,6 +268,7 @@ def _verify(asked: tuple[Path, Job, str, int]) -> Result:
             from mla_codegen.runtime import interpreter
 
             interpreter.correct()
+            block_types.remember()
             lens = [SHORT[i % len(SHORT)] for i in range(job.batch)]
         else:
             lens = [max(0, job.kv_len - 7 * i) if i % 5 else job.kv_len for i in range(job.batch)]

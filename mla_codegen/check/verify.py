@@ -10,11 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mla_codegen.check.workers import Workers, cores, first_line
+from mla_codegen.catalog.host import cores
+from mla_codegen.catalog.releases import installed_triton, release_of
+from mla_codegen.check import block_types
+from mla_codegen.check.workers import Workers, first_line
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish.write import build
@@ -81,6 +84,8 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
         return
     yield "ragged lengths", make_case(edge_lengths(tile, splits), seed=seed, **common), at_run_time
     lens, q_lens = [2 * tile + 1, 3, 0], [3, 5, 1]
+    if kernel.packed:  # none, full blocks, one more than that, and columns that see no row
+        lens, q_lens = [*lens, tile + 2], [kernel.q_len, kernel.q_len + 1, 0, 2 * kernel.q_len + 1]
     several = make_case(lens, q_lens=q_lens, kv_scale=None, seed=seed + 1, index=torch.int64, **common)
     yield "several query rows, no kv_scale, int64 indptr", several, at_run_time
 
@@ -114,7 +119,7 @@ def verify_plans(
     *,
     device: str = "auto",
     seed: int = 0,
-    shapes: Sequence[tuple[int, int]] = (),
+    shapes: Sequence[tuple[int, ...]] = (),
     kv: str | None = None,
     quick: bool = False,
     processes: int | None = None,
@@ -124,7 +129,7 @@ def verify_plans(
     """Check every kernel of `plans`, in the order of the plans. One that crashes or hangs is a failed row.
 
     device      auto: `cuda` for plans that the GPU at hand can run, `cpu` for the others; or one of them
-    shapes, kv  only the kernels that calls of these (batch, kv_len) and this KV dtype get
+    shapes, kv  only the kernels that calls of these (batch, kv_len, perhaps q_len) and this KV dtype get
     quick       one case a kernel
     processes   kernels at a time; by default the cores, and 1 on a GPU
     timeout     seconds of one kernel
@@ -158,7 +163,8 @@ def pool(device: str, processes: int | None) -> Workers:
 def _device_of(plan: Plan, device: str) -> str:
     if device != "auto":
         return device
-    return "cuda" if gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
+    runs_here = plan.triton is None or plan.release == release_of(installed_triton())
+    return "cuda" if runs_here and gpu_at_hand() and plan.target.name in ("portable", gpu_at_hand()) else "cpu"
 
 
 def gpu_at_hand() -> str | None:
@@ -176,27 +182,53 @@ def verify_kernel(job: Job) -> Result:
     """Run one kernel's cases. Raises if it spoilt the device for others."""
     start = time.perf_counter()
     kernel = job.kernel
-    bound, lse_bound = kernel.error_bound, kernel.lse_bound
-    errors, lse_errors, failures = [], [], []
+    tally = Tally()
+    if job.device == "cpu":
+        block_types.remember()
     try:
         module = (_emulate if job.emulated else _load)(job.folder, job.spec, kernel)
-        cases = list(cases_of(kernel, job.seed))
-        for what, case, splits, ways in _by_layout(kernel, cases[: 1 if job.quick else None], job.device, job.seed):
-            error, lse_error, wrong = _run_case(module, kernel, case, ways, splits, job.device)
-            errors.append(error)
-            lse_errors.append(lse_error)
-            if wrong:
-                failures.append(f"{what}: {wrong}")
-            elif not error <= bound:
-                failures.append(f"{what}: error {error:.1e} over {bound:.0e}")
-            elif not lse_error <= lse_bound:
-                failures.append(f"{what}: LSE off by {lse_error:.1e}, allowed {lse_bound:.0e}")
+        cases = list(cases_of(kernel, job.seed))[: 1 if job.quick else None]
+        for what, case, splits, ways in by_layout(kernel, cases, job.device, job.seed):
+            tally.run(module, kernel, what, case, ways, splits, job.device)
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
         if job.device == "cuda":
             settle()
-        failures.append(first_line(reason))
-    failure = failures[0] if failures else ""
-    return job.result(worst(errors), worst(lse_errors), time.perf_counter() - start, failure)
+        tally.failures.append(first_line(reason))
+    return tally.result(job, time.perf_counter() - start)
+
+
+@dataclass
+class Tally:
+    """What the cases of a kernel came to."""
+
+    errors: list[float] = field(default_factory=list)
+    lse_errors: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        module: Any,
+        kernel: KernelPlan,
+        what: str,
+        case: Any,
+        ways: list[tuple[Any, ...]],
+        splits: int | None,
+        device: str,
+    ) -> None:
+        """One case, held to the kernel's bounds. `ways`: see `by_layout`."""
+        error, lse_error, wrong = _run_case(module, kernel, case, ways, splits, device)
+        self.errors.append(error)
+        self.lse_errors.append(lse_error)
+        if wrong:
+            self.failures.append(f"{what}: {wrong}")
+        elif not error <= kernel.error_bound:
+            self.failures.append(f"{what}: error {error:.1e} over {kernel.error_bound:.0e}")
+        elif not lse_error <= kernel.lse_bound:
+            self.failures.append(f"{what}: LSE off by {lse_error:.1e}, allowed {kernel.lse_bound:.0e}")
+
+    def result(self, job: Job, seconds: float) -> Result:
+        failure = self.failures[0] if self.failures else ""
+        return job.result(worst(self.errors), worst(self.lse_errors), seconds, failure)
 
 
 def settle() -> None:
@@ -244,7 +276,7 @@ def runtime_of(name: str) -> dict[str, Any]:
     return {f"{package}.runtime.{part}": importlib.import_module(f"{package}.runtime.{part}") for part in GLUON_USES}
 
 
-def _by_layout(
+def by_layout(
     kernel: KernelPlan, cases: Sequence[tuple[str, Any, int | None]], device: str, seed: int
 ) -> Iterator[tuple[str, Any, int | None, list[tuple[Any, ...]]]]:
     """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV of each request lies.

@@ -22,11 +22,6 @@ from typing import Any
 MAX_COMPILERS = 16  # processes that compile at the same time: each holds a context on the device
 
 
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of a job. `failure` is empty if there is a `value`; `lost`: the process died or ran out of time."""

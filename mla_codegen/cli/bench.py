@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mla_codegen.cli import report as terminal
-from mla_codegen.cli.common import Json, Kv, Specs, check_gpu, check_kv, fail, load_plans, parse_shapes, without_nan
+from mla_codegen.cli.common import (
+    Json,
+    Kv,
+    Specs,
+    check_gpu,
+    check_kv,
+    fail,
+    load_plans,
+    need_installed,
+    parse_shapes,
+    without_nan,
+)
 from mla_codegen.plan.resolve import Plan
 
 if TYPE_CHECKING:
@@ -83,6 +94,7 @@ def the_gpu(plans: list[Plan]) -> "Gpu":
     check_gpu([(plan.spec_file, plan.target) for plan in plans], "times from Triton's interpreter would mean nothing")
     from mla_codegen.measure.timing import Gpu
 
+    need_installed(plans)
     return Gpu()
 
 

@@ -17,6 +17,7 @@ def bundle(
     ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="For the `#!POPCORN gpu` line")] = None,
     triton: Triton = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no bundle of ours")] = False,
 ) -> None:
     """Write all kernels of a spec into one file with `custom_kernel(data)`, ready to submit.
 
@@ -26,8 +27,15 @@ def bundle(
 
     What the server would refuse is an error, and nothing is written.
     """
-    from mla_codegen.publish.bundle import Refused
+    from mla_codegen.publish.bundle import Refused, is_ours
     from mla_codegen.publish.bundle import bundle as make
+    from mla_codegen.publish.files import replace_file
+
+    if out.is_dir():
+        fail(f"{out} is a folder: name a file in it", 2)
+    if out.is_file() and not force and not is_ours(out):
+        what = f"{out} is there, and `bundle` did not write it"
+        fail(f"{what}\n  fix: name another file, or overwrite this one with --force", 2)
 
     (plan,) = load_plans([spec], out.resolve().parent / "generated", triton)
     try:
@@ -35,7 +43,7 @@ def bundle(
     except Refused as refused:
         fail("\n".join(f"{out}: {reason}" for reason in refused.reasons) + "\nnothing was written", 2)
     try:
-        out.write_text(text, encoding="utf-8")
+        replace_file(out.resolve() if out.is_file() else out, text)
     except OSError as error:
         fail(f"cannot write {out}: {error.strerror or error}", 2)
     report.out.print(f"{len(plan.kernels)} kernels in {out}: {len(text.encode()):,} bytes")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from mla_codegen.catalog.releases import RELEASES, Release, release_of
+from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.cli import report
 from mla_codegen.plan.resolve import Plan, PlanError, make_plan
@@ -124,6 +124,15 @@ def _as_json(error: str | SpecError) -> list[dict[str, Any]]:
     return [{"file": None, "line": None, "column": None, "what": what, "allowed": allowed, "fix": fix}]
 
 
+def need_installed(plans: list[Plan]) -> None:
+    """End the command if plans are rendered for another release of Triton than the one that would run them here."""
+    have = installed_triton()
+    for plan in plans:
+        if plan.triton and plan.release != release_of(have):
+            what = f"{plan.spec_file} is for triton {plan.triton}, and {have} is installed"
+            fail(f"{what}\n  fix: install that one, or remove `triton` from the spec", 2)
+
+
 def load_plans(specs: list[Path], out: Path, triton: str | None = None) -> list[Plan]:
     """Plans of all specs; what is wrong with any of them is printed, and nothing is written.
 
@@ -145,20 +154,22 @@ def load_plans(specs: list[Path], out: Path, triton: str | None = None) -> list[
         fail(errors, 2)
     names: dict[str, str] = {}
     for plan, path in zip(plans, specs, strict=True):
-        if plan.name in names:
-            fail(f"{path} and {names[plan.name]} would both be built into {out / plan.name}: rename one of them", 2)
-        names[plan.name] = str(path)
+        name = plan.name.casefold()  # some file systems know no case
+        if name in names:
+            fail(f"{path} and {names[name]} would both be built into {out / plan.name}: rename one of them", 2)
+        names[name] = str(path)
     return plans
 
 
-def parse_shapes(spelled: Sequence[str]) -> list[tuple[int, int]]:
-    """(batch, kv_len) of each `64x8192`; exit 2 for anything else."""
-    shapes = []
+def parse_shapes(spelled: Sequence[str]) -> list[tuple[int, ...]]:
+    """(batch, kv_len) of each `64x8192`, (batch, kv_len, q_len) of each `64x4x8192`; exit 2 for anything else."""
+    shapes: list[tuple[int, ...]] = []
     for text in spelled:
-        match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,7})", text.strip().lower())
+        match = re.fullmatch(r"([1-9]\d{0,4})x(?:([1-9]\d?)x)?([1-9]\d{0,7})", text.strip().lower())
         if not match:
-            fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192", 2)
-        shapes.append((int(match[1]), int(match[2])))
+            fail(f"--shape {text}: write BATCHxKV_LEN, as in 64x8192, or BATCHxQ_LENxKV_LEN", 2)
+        tokens = int(match[2] or 1)
+        shapes.append((int(match[1]), int(match[3]), *([tokens] if tokens > 1 else [])))
     return list(dict.fromkeys(shapes))
 
 

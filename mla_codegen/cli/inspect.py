@@ -13,6 +13,7 @@ from mla_codegen.cli import report
 from mla_codegen.cli.common import Json, Kv, Specs, fail, load_plans, parse_shapes, release_named
 
 if TYPE_CHECKING:
+    from mla_codegen.check.workers import Outcome
     from mla_codegen.inspect import Case, Row
     from mla_codegen.inspect.plans import Call, Subject
     from mla_codegen.plan.resolve import Plan
@@ -39,6 +40,9 @@ def inspect(
         str | None,
         typer.Option("--triton", metavar="VERSION", help="Render for this release and compile with it; pip fetches it"),
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="AMD: also execute stage 1 on the CPU, and count what 64 KV rows take")
+    ] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time; default: the CPUs")] = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +57,8 @@ def inspect(
     mla-codegen inspect specs/h200.yaml --shape 64x8192 --kv bf16 --triton 3.9.0
 
     mla-codegen inspect specs/mi300.yaml --shape 64x8192 --against theirs.py:their_kernel
+
+    mla-codegen inspect specs/mi300.yaml --shape 64x8192 --run
     """
     from mla_codegen.inspect import CaptureError, JobError, VersionError, inspect_cases
     from mla_codegen.inspect import plans as inspection
@@ -61,7 +67,7 @@ def inspect(
     plans = load_plans(specs, Path("generated"), triton)
     version = _version(plans, triton)
     if against and not shapes:
-        shapes = [max(((s.batch, s.kv_len) for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
+        shapes = [max((s.call for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
     try:
         chosen = [(plan, inspection.choose(plan, shapes, kv)) for plan in plans]
         subjects = inspection.subjects_of(chosen, representative=sample)
@@ -77,14 +83,33 @@ def inspect(
         fail(str(error), 2)
     ours, others = rows[: len(subjects)], rows[len(subjects) :]
     calls = inspection.calls(subjects, ours)
+    counted = _count(subjects, version, jobs) if run else {}
     if as_json:
-        typer.echo(json.dumps(_as_dict(subjects, ours, calls, others), indent=2, sort_keys=True))
+        typer.echo(json.dumps(_as_dict(subjects, ours, calls, others, counted), indent=2, sort_keys=True))
     else:
         if not check:
             _print(subjects, ours, calls)
+        if counted:
+            report.dynamic(counted)
         _print_against(subjects, ours, others)
         _print_verdict(plans, rows)
-    raise typer.Exit(0 if all(row.ok for row in rows) else 1)
+    raise typer.Exit(0 if all(row.ok for row in rows) and all(one.value for one in counted.values()) else 1)
+
+
+def _count(subjects: list[Subject], version: str | None, jobs: int | None) -> dict[str, Outcome]:
+    """What stage 1 of every AMD kernel does for 64 KV rows, by the kernel's label."""
+    from mla_codegen.check.cdna.dynamic import count_kernels
+
+    if version not in (None, installed_triton()):
+        fail(f"--run executes what the installed triton {installed_triton()} compiles\n  fix: leave --triton out", 2)
+    chosen = [
+        subject for subject in subjects
+        if subject.case.job.vendor == "amd" and subject.stage.turn_rows is not None and not subject.large
+    ]  # fmt: skip
+    wanted = [(subject.plan, subject.kernel, subject.case.job.arch) for subject in chosen]
+    with report.progress("run") as advance:
+        outcomes = count_kernels(wanted, processes=jobs, progress=advance)
+    return {subject.case.label: outcome for subject, outcome in zip(chosen, outcomes, strict=True)}
 
 
 def _version(plans: list[Plan], triton: str | None) -> str | None:
@@ -101,7 +126,7 @@ def _version(plans: list[Plan], triton: str | None) -> str | None:
     return versions[0] if versions else None
 
 
-def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> list[Case]:
+def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, ...]]) -> list[Case]:
     """Somebody else's kernel for every target and shape that is asked for."""
     from mla_codegen.inspect import Case, capture_job, load_job, parse_target
     from mla_codegen.inspect.plans import arches, tile_rows
@@ -115,7 +140,7 @@ def _theirs(against: str, plans: list[Plan], shapes: list[tuple[int, int]]) -> l
         model = plan.spec.model
         width = model.kv_lora_rank + model.qk_rope_head_dim
         for arch in arches(plan):
-            for batch, kv_len in shapes:
+            for batch, kv_len, *_ in shapes:
                 job = capture_job(
                     path, kernel, arch, batch=batch, kv_len=max(1, kv_len), heads=model.num_heads, width=width
                 )
@@ -182,12 +207,21 @@ def _print_verdict(plans: list[Plan], rows: list[Row]) -> None:
     report.out.print(f"{len(rows)} kernels, triton {', '.join(sorted(versions))}: {', '.join(parts)}", highlight=False)
 
 
-def _as_dict(subjects: list[Subject], rows: list[Row], calls: list[Call], others: list[Row]) -> dict[str, Any]:
+def _as_dict(
+    subjects: list[Subject], rows: list[Row], calls: list[Call], others: list[Row], counted: dict[str, Outcome]
+) -> dict[str, Any]:
     from mla_codegen.inspect.table import as_dict
+
+    def dynamic(label: str) -> dict[str, Any]:
+        """Nothing where it was not asked for; else the counts, or why there are none."""
+        if label not in counted:
+            return {}
+        outcome = counted[label]
+        return {"per_64_rows_run": outcome.value.json() if outcome.value else {"failure": outcome.failure}}
 
     kernels = [
         {**as_dict(row), "spec": s.plan.name, "files": s.files, "stage": s.stage.kernel, "kv": s.kernel.kv,
-         "kv_over_2gib": s.large, "limits": dict(s.case.limits)}
+         "kv_over_2gib": s.large, "limits": dict(s.case.limits), **dynamic(s.case.label)}
         for s, row in zip(subjects, rows, strict=True)
     ]  # fmt: skip
     predicted = [

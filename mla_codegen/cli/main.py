@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,6 @@ from mla_codegen.cli import report
 from mla_codegen.cli.bench import bench
 from mla_codegen.cli.bundle import bundle
 from mla_codegen.cli.common import (
-    Commands,
     Json,
     Kv,
     Out,
@@ -31,12 +30,12 @@ from mla_codegen.cli.common import (
     some,
     target_names,
 )
+from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.tune import tune
-from mla_codegen.plan.resolve import KernelPlan
+from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish import write
-from mla_codegen.publish.write import BuildError, find_drift, fresh_build
-from mla_codegen.render.templates import RenderError
+from mla_codegen.publish.write import find_drift, fresh_build, rebuild_command
 from mla_codegen.spec.errors import UnknownName
 
 app = typer.Typer(
@@ -74,7 +73,7 @@ def build(
     specs: Specs,
     out: Out = Path("generated"),
     triton: Triton = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files edited by hand, or not ours")] = False,
     as_json: Json = False,
 ) -> None:
     """Render the kernels of one or several specs.
@@ -88,10 +87,7 @@ def build(
     Builds of other specs in the same folder stay, and the dispatcher serves them all.
     """
     plans = load_plans(specs, out, triton)
-    try:
-        files, written, removed = write.build(plans, out, force=force)
-    except BuildError as error:
-        fail(str(error), 2)
+    files, written, removed = write.build(plans, out, force=force)
     if as_json:
         typer.echo(json.dumps({"out": str(out), "files": sorted(files), "written": written, "removed": removed}))
         return
@@ -109,10 +105,8 @@ def check(specs: Specs, out: Out = Path("generated"), triton: Triton = None, as_
     mla-codegen check specs/*.yaml
     """
     plans = load_plans(specs, out, triton)
-    try:
-        drifts = find_drift(fresh_build(plans, out), out, {plan.name for plan in plans})
-    except BuildError as error:
-        fail(str(error), 2)
+    files = fresh_build(plans, out)
+    drifts = find_drift(files, out, {plan.name for plan in plans})
     if as_json:
         typer.echo(json.dumps([{"kind": d.kind, "path": d.path, "diff": d.diff} for d in drifts]))
     else:
@@ -121,6 +115,8 @@ def check(specs: Specs, out: Out = Path("generated"), triton: Triton = None, as_
             typer.echo(drift.diff, nl=False)
         options = f" --triton {triton}" if triton else ""
         mend = f"mend: mla-codegen build {' '.join(map(str, specs))} --out {out}{options}"
+        if any(drift.kind == "outdated" for drift in drifts):  # of other specs, which must be built too
+            mend = f"mend: {rebuild_command(files, out)}"
         typer.echo(f"{len(drifts)} differences; {mend}" if drifts else f"{out} is up to date")
     raise typer.Exit(1 if drifts else 0)
 
@@ -177,8 +173,9 @@ def list_(
 @app.command()
 def explain(
     spec: Spec,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Query rows of the call")],
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests of the call")],
     kv_len: Annotated[int, typer.Option("--kv-len", min=0, help="KV rows of a request")],
+    q_len: Annotated[int, typer.Option("--q-len", min=1, help="Query tokens of a request")] = 1,
     kv: Annotated[str | None, typer.Option("--kv", help="KV dtype; the spec's first if left out")] = None,
     as_json: Json = False,
 ) -> None:
@@ -191,7 +188,7 @@ def explain(
     if kv is not None and kv not in kinds:
         fail(str(UnknownName("KV dtype", kv, kinds)), 2)
     name = kv or kinds[0]
-    module, splits, rule = plan.choice(name).explain(batch, kv_len)
+    module, splits, rule = plan.choice(name).explain(batch, kv_len, q_len)
     kernel = next(k for k in plan.kernels if k.name == module)
     if as_json:
         typer.echo(json.dumps({**kernel_json(kernel), "rule": rule, "splits": splits or kernel.splits}))
@@ -202,7 +199,8 @@ def explain(
 def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
     return {
         "kernel": kernel.name, "spec": kernel.spec_name, "target": kernel.target, "family": kernel.family,
-        "batch": kernel.batch, "kv_len": kernel.kv_len, "kv": kernel.kv, "products_in": kernel.compute,
+        "batch": kernel.batch, "q_len": kernel.q_len, "kv_len": kernel.kv_len, "kv": kernel.kv,
+        "products_in": kernel.compute, "packed": kernel.packed,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
         "not_taken": list(kernel.not_taken), "page_size": kernel.page_size,
         "settings": {
@@ -283,6 +281,9 @@ def verify(
     ] = None,
     kv: Kv = None,
     quick: Annotated[bool, typer.Option("--quick", help="One case a kernel")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="AMD kernels: execute what the compiler makes of them, on the CPU")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Kernels at a time; default: the CPUs, and 1 on a GPU")
     ] = None,
@@ -295,6 +296,8 @@ def verify(
     mla-codegen verify specs/portable.yaml
 
     mla-codegen verify specs/h200.yaml --shape 64x8192 --kv bf16 --quick
+
+    mla-codegen verify specs/mi300.yaml --compiled
 
     mla-codegen verify submission.py
 
@@ -316,9 +319,13 @@ def verify(
         check_gpu(wanted, "`--device cuda` asks for one\n  fix: leave it out, and the kernels run on the CPU")
     results: list[Result] = []
     options: dict[str, Any] = {
-        "device": device.value, "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs,
-        "timeout": timeout,
+        "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs, "timeout": timeout,
     }  # fmt: skip
+    if compiled:
+        if submissions or device is Device.cuda:
+            fail("--compiled executes the kernels of specs on the CPU: leave submissions and --device cuda out", 2)
+        _show(_verify_compiled(plans, options), as_json)
+    options["device"] = device.value
     if plans:
         with report.progress("verify") as advance:
             results += verify_plans(plans, **options, progress=lambda result, total: advance(result.kernel, total))
@@ -332,6 +339,21 @@ def verify(
                 )
         except (NeedsGpu, UnknownName) as error:
             fail(str(error), 2)
+    _show(results, as_json)
+
+
+def _verify_compiled(plans: list[Plan], options: dict[str, Any]) -> list[Any]:
+    from mla_codegen.check.compiled import NotCompiled, verify_compiled
+
+    try:
+        with report.progress("verify") as advance:
+            return list(verify_compiled(plans, **options, progress=lambda result, total: advance(result.kernel, total)))
+    except NotCompiled as error:
+        fail(str(error), 2)
+
+
+def _show(results: list[Any], as_json: bool) -> NoReturn:
+    """Print the verdicts and end the command."""
     if as_json:
         typer.echo(json.dumps([result.json() for result in results]))
     else:
@@ -367,11 +389,7 @@ def _terminated(*_: object) -> None:
 def main() -> None:
     """Entry point of the `mla-codegen` command."""
     signal.signal(signal.SIGTERM, _terminated)
-    try:
-        app()
-    except RenderError as error:
-        report.err.print(str(error), markup=False)
-        sys.exit(1)
+    run(app)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.targets import TARGETS
 from mla_codegen.plan.resolve import KernelPlan, Plan
 
-out = Console(width=None if sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
+out = Console(width=None if sys.stdout and sys.stdout.isatty() else 180)  # a pipe has no width: do not fold names
 SAY_EVERY = 10.0  # seconds between lines of progress in a log
 err = Console(stderr=True, soft_wrap=True)
 
@@ -75,14 +75,16 @@ def _table(*columns: str, title: str = "") -> Table:
 def shapes(plans: list[Plan]) -> None:
     """One row a kernel."""
     table = _table(
-        "spec", "KV", ">batch", ">kv_len", ">splits", ">tile", ">heads", ">warps", ">stages", ">shared KB", "options"
-    )
+        "spec", "KV", ">batch", ">q_len", ">kv_len", ">splits", ">tile", ">columns", ">warps", ">stages", ">shared KB",
+        "options",
+    )  # fmt: skip
     for plan in plans:
         for k in plan.kernels:
             splits = str(k.splits) if k.splits else "run time"
             table.add_row(
-                plan.name, k.kv, str(k.batch or "any"), str(k.kv_len or "any"), splits, f"{k.block_n}", f"{k.block_h}",
-                str(k.num_warps), str(k.num_stages), f"{k.shared_bytes / 1024:.0f}", " ".join(k.optimizations),
+                plan.name, k.kv, str(k.batch or "any"), str(k.q_len), str(k.kv_len or "any"), splits, f"{k.block_n}",
+                f"{k.block_h}", str(k.num_warps), str(k.num_stages), f"{k.shared_bytes / 1024:.0f}",
+                " ".join(k.optimizations),
             )  # fmt: skip
     out.print(table)
 
@@ -118,6 +120,8 @@ def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
         value = f"{splits}" if name == "splits" and kernel.splits is None else str(resolved.value)
         table.add_row(name, value, resolved.source)
     table.add_row("shared memory", f"{kernel.shared_bytes:,}", f"limit {plan.target.shared_bytes:,} bytes")
+    if kernel.packed:
+        table.add_row("query blocks", f"{kernel.head_blocks}", kernel.query_blocks)
     table.add_row("products in", kernel.compute, f"KV {kernel.kv}")
     if kernel.page_size is not None:
         table.add_row("page size", str(kernel.page_size), "kv")
@@ -137,3 +141,35 @@ def verification(results: list[Any]) -> None:
     out.print(table)
     failed = sum(not r.passed for r in results)
     out.print(f"{len(results) - failed} of {len(results)} kernels pass" + (f", {failed} FAIL" if failed else ""))
+
+
+def dynamic(counted: dict[str, Any]) -> None:
+    """What stage 1 did for 64 KV rows: kernel -> outcome of its count."""
+    columns = (
+        ">matrix",
+        ">trans",
+        ">valu",
+        ">LDS rd",
+        ">LDS wr",
+        ">loads",
+        ">waits met",
+        ">LDS KiB",
+        ">LDS clk",
+        ">least",
+    )
+    table = _table("kernel", *columns, ">KV KiB", ">read", title="Executed, for 64 KV rows")
+    for label, outcome in counted.items():
+        one = outcome.value
+        if one is None:
+            table.add_row(label, f"[red]{escape(outcome.failure)}[/red]")
+            continue
+        count = one.instructions
+        wave = [count[name] for name in ("matrix", "transcendental", "valu", "lds_read", "lds_write", "global_load")]
+        lds = [(one.lds_read_bytes + one.lds_written_bytes) / 1024, one.lds_cycles, one.lds_least]
+        row = [*wave, one.waits, *lds, one.kv_bytes / 1024]
+        table.add_row(label, *(f"{value:.4g}" for value in row), f"{one.kv_reads:g} x")
+    out.print(table)
+    out.print(
+        "Instructions and waits of one wave, LDS and KV of all; LDS clk by AMD's bank rule, least: without conflicts; "
+        "read: most times that a KV byte was loaded"
+    )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mla_codegen.cli import report as terminal
-from mla_codegen.cli.common import Json, Kv, Spec, check_kv, fail, load_plans, parse_shapes, without_nan
+from mla_codegen.cli.common import Json, Kv, Spec, check_kv, fail, load_plans, need_installed, parse_shapes, without_nan
+from mla_codegen.spec.datamodel import spell
 
 if TYPE_CHECKING:
     from mla_codegen.measure.tune.search import Found
@@ -44,14 +45,15 @@ def tune(
         what = f"{spec} is batch-invariant: one kernel serves all its shapes, and tune searches settings for each shape"
         fix = "tune a copy without `batch_invariant`, then write the settings of the shape that counts into `defaults`"
         fail(f"{what}\n  fix: {fix}", 2)
-    named = [(s.batch, s.kv_len) for s in plan.spec.shapes]
-    for batch, kv_len in asked:
-        if (batch, kv_len) not in named:
-            fail(f"{spec} has no shape {batch}x{kv_len}; it has {' '.join(f'{b}x{n}' for b, n in named)}", 2)
+    named = [s.call for s in plan.spec.shapes]
+    for call in asked:
+        if call not in named:
+            fail(f"{spec} has no shape {spell(*call)}; it has {' '.join(spell(*one) for one in named)}", 2)
     missing = [name for name, module in (("optuna", "optuna"), ("ruamel.yaml", "ruamel")) if not _installed(module)]
     if missing:
         fail(f"tune needs {' and '.join(missing)}\n  fix: pip install 'mla-codegen[tune]'", 2)
     device, target = _device(plan.target.name, f"{spec} is for {plan.target.name} ({plan.target.title})")
+    need_installed([plan])
 
     import triton
     from filelock import FileLock, Timeout
@@ -75,7 +77,7 @@ def tune(
         ):
             for name in kinds:
                 for one in plan.spec.shapes:
-                    if asked and (one.batch, one.kv_len) not in asked:
+                    if asked and one.call not in asked:
                         continue
                     space = Space(plan.spec, one, name)
                     hints = [found.winner.resolved for found in founds if found.space.kv == name]
@@ -174,7 +176,8 @@ def _json(found: "Found") -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "kv": found.space.kv, "batch": found.space.shape.batch, "kv_len": found.space.shape.kv_len,
+        "kv": found.space.kv, "batch": found.space.shape.batch, "q_len": found.space.shape.q_len,
+        "kv_len": found.space.shape.kv_len,
         "tried": found.tried, "reused": found.reused, "dropped": found.dropped,
         "now": asdict(found.now), "best": asdict(found.best), "settings": found.winner.resolved,
         "improved": found.improved,

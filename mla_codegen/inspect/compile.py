@@ -7,6 +7,7 @@ the environment that Triton reads), one gzip file each, written beside and renam
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -26,9 +28,10 @@ from typing import Any
 
 import platformdirs
 
+from mla_codegen.catalog.host import cores
 from mla_codegen.catalog.releases import installed_triton
-from mla_codegen.check.workers import cores
 from mla_codegen.inspect.job import CompileJob
+from mla_codegen.publish.files import replace_file
 
 WORKER = Path(__file__).with_name("worker.py")
 TAIL_LINES = 25
@@ -43,7 +46,10 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made: assembly text (AMD: GCN; NVIDIA: PTX and SASS), metadata and the time it took."""
+    """What the compiler made: assembly text (AMD: GCN; NVIDIA: PTX and SASS), metadata and the time it took.
+
+    binary   AMD: the code object; empty for NVIDIA
+    """
 
     job: CompileJob
     triton: str
@@ -56,6 +62,7 @@ class Compiled:
     seconds: float
     notes: tuple[str, ...] = ()
     cached: bool = False
+    binary: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -260,25 +267,28 @@ def _compiled(job: CompileJob, record: Mapping[str, Any]) -> Compiled:
         binary_bytes=record["binary_bytes"],
         seconds=record["seconds"],
         notes=tuple(record["notes"]),
+        binary=base64.b64decode(record.get("binary", "")),
     )
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """A record as `_write` stored it under this name; None: compile again."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            record = json.load(file)
-    except (OSError, EOFError, ValueError):  # absent, or cut short by an older crash: compile again
+        record = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error):  # absent, cut short, or no record at all
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or record.pop("seal", None) != _seal(path, record):
+        return None
+    return record
+
+
+def _seal(path: Path, record: Mapping[str, Any]) -> str:
+    """What only a whole record has, and only under its own name: not one of another job, program or release."""
+    return hashlib.sha256(f"{path.name} {json.dumps(record, sort_keys=True)}".encode()).hexdigest()
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:
     """Store a result; the cache is a convenience, so a folder that cannot be written loses nothing but time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", compresslevel=3) as file:
-            json.dump(record, file)
-        os.replace(part, path)
-    except OSError:
-        return
+    sealed = json.dumps({"seal": _seal(path, record), **record})
+    with contextlib.suppress(OSError):
+        replace_file(path, gzip.compress(sealed.encode(), compresslevel=3))

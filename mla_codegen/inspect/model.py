@@ -30,7 +30,7 @@ class ModelError(ValueError):
 class Workload:
     """One call to predict.
 
-    batch, kv_len   requests, and KV rows of each (of query row and request alike: q_len 1)
+    batch, kv_len   requests, and KV rows of each
     splits          parts that a request's rows are cut into
     programs        programs of stage 1: query rows x head blocks x splits
     kv_row_bytes    bytes of a KV row (576 in fp8, 1152 in bf16)

@@ -20,6 +20,7 @@ from mla_codegen.plan.families.stages import Stage
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.render.templates import render_kernel
 from mla_codegen.runtime.formats import ELEMENTS
+from mla_codegen.spec.datamodel import spell
 
 # What a spec for any GPU is inspected for: one architecture of each kind that the other targets are of.
 ANY = ("gfx942", "gfx950", "sm_90")
@@ -59,8 +60,8 @@ class Call:
     row: Row
 
 
-def choose(plan: Plan, shapes: Sequence[tuple[int, int]], kv: str | None) -> list[KernelPlan]:
-    """The plan's kernels for these (batch, kv_len), as a call would get them; all of them if no shape is given."""
+def choose(plan: Plan, shapes: Sequence[tuple[int, ...]], kv: str | None) -> list[KernelPlan]:
+    """The plan's kernels for calls of these (batch, kv_len, perhaps q_len); all of them if no shape is given."""
     if kv not in (None, *plan.spec.dtypes.kv):
         raise NotInspectable(f"{plan.spec_file} has no {kv} KV; it has {', '.join(plan.spec.dtypes.kv)}")
     return plan.serving(shapes, kv)
@@ -125,11 +126,11 @@ def _without_splits(job: CompileJob) -> str:
     return replace(job, source=open_ended).canonical()
 
 
-def workload(kernel: KernelPlan, batch: int, kv_len: int) -> Workload:
-    """What a call of this shape asks of the kernel: one query row a request."""
+def workload(kernel: KernelPlan, batch: int, kv_len: int, q_len: int = 1) -> Workload:
+    """What a call of this shape asks of the kernel: `q_len` query rows a request."""
     splits = kernel.splits or 1
-    programs = batch * kernel.head_blocks * splits
-    rows = batch * kernel.heads
+    programs = batch * kernel.programs_of(q_len) * splits
+    rows = batch * q_len * kernel.heads
     written = 0 if kernel.direct else 2 * rows * splits * (kernel.latent + 1) * 4  # partial results, there and back
     return Workload(
         batch,
@@ -154,28 +155,28 @@ def calls(subjects: Sequence[Subject], rows: Sequence[Row]) -> list[Call]:
             if f"{subject.plan.name}/{kernel.name}.py" not in subject.files:
                 continue
             both = subject.case.job.arch in AMD_ARCHES and bool(subject.stage.pools)
-            for batch, kv_len in _shapes(subject.plan, kernel):
+            for batch, kv_len, *q_len in _shapes(subject.plan, kernel):
                 size = batch * kv_len * kernel.format.row_bytes(kernel.latent, kernel.rope)
                 if both and subject.large != (size >= TWO_GIB):
                     continue
-                found.append(_call(subject, row, kernel, batch, kv_len))
+                found.append(_call(subject, row, kernel, batch, kv_len, *q_len))
     return found
 
 
-def _shapes(plan: Plan, kernel: KernelPlan) -> list[tuple[int, int]]:
-    """The spec's (batch, kv_len) that the kernel serves: its own, all if the spec is batch-invariant, or none."""
+def _shapes(plan: Plan, kernel: KernelPlan) -> list[tuple[int, ...]]:
+    """The (batch, kv_len, perhaps q_len) that the kernel serves: its own, all if it is batch-invariant, or none."""
     if plan.spec.batch_invariant:
-        return [(shape.batch, shape.kv_len) for shape in plan.spec.shapes]
-    return [] if kernel.batch is None or kernel.kv_len is None else [(kernel.batch, kernel.kv_len)]
+        return [shape.call for shape in plan.spec.shapes]
+    return [] if kernel.batch is None or kernel.kv_len is None else [(kernel.batch, kernel.kv_len, kernel.q_len)]
 
 
-def _call(subject: Subject, row: Row, kernel: KernelPlan, batch: int, kv_len: int) -> Call:
+def _call(subject: Subject, row: Row, kernel: KernelPlan, batch: int, kv_len: int, q_len: int = 1) -> Call:
     label = f"{subject.plan.name}/{kernel.name}"
     if kernel.batch is None:
-        label += f" {batch}x{kv_len}"
+        label += f" {spell(batch, kv_len, q_len)}"
     if len(arches(subject.plan)) > 1:
         label += f" {subject.case.job.arch}"
-    case = Case(label, subject.case.job, subject.case.tile_rows, workload=workload(kernel, batch, kv_len))
+    case = Case(label, subject.case.job, subject.case.tile_rows, workload=workload(kernel, batch, kv_len, q_len))
     assert row.report is not None and case.workload is not None
     try:
         answer = Row(case, row.report, prediction=predict(row.report, case.workload))

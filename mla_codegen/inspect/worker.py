@@ -8,6 +8,7 @@ Triton releases other than the one that this package is installed with.
 from __future__ import annotations
 
 import ast
+import base64
 import gc
 import importlib.util
 import json
@@ -188,7 +189,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     }
     record = {"triton": triton.__version__, "seconds": seconds, "notes": notes, "metadata": metadata}
     if arch.startswith("gfx"):
-        record.update(asm=compiled.asm["amdgcn"], binary_bytes=len(compiled.asm["hsaco"]))
+        binary = compiled.asm["hsaco"]
+        record.update(asm=compiled.asm["amdgcn"], binary_bytes=len(binary), binary=base64.b64encode(binary).decode())
     else:
         record.update(asm=compiled.asm["ptx"], binary_bytes=len(compiled.asm["cubin"]))
         record.update(_nvidia_listing(compiled.asm["cubin"]))
@@ -212,7 +214,7 @@ def _kind(value: Any) -> tuple[str, bool]:
     return "fp32", False
 
 
-def _launch(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+def launch_of(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """A launch as the fields of a job: types, constexprs and divisibility as Triton itself would specialise them."""
     import triton.language
 
@@ -267,7 +269,7 @@ def record_launch(request: dict[str, Any]) -> dict[str, Any]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         if self is kernel:
-            launches.append(_launch(self, args, kwargs))
+            launches.append(launch_of(self, args, kwargs))
             raise _Launched
 
     def run_first(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -315,16 +317,18 @@ def _patiently(work: Callable[[dict[str, Any]], dict[str, Any]], request: dict[s
     return work(request)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Nothing is written to the pipe that is stdin: it ends when the parent does, and then so does this group."""
     os.read(0, 1)
+    while os.getppid() == parent:
+        time.sleep(0.05)
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
     request_path, result_path = sys.argv[1:3]
     if stat.S_ISFIFO(os.fstat(0).st_mode):
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # This file's folder must not shadow modules of the inspected file.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]

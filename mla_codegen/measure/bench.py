@@ -18,7 +18,7 @@ from mla_codegen.plan.resolve import Plan
 
 COMPILE_SECONDS = 300.0  # of one kernel; one that takes longer is compiled where it is timed
 
-Shapes = Sequence[tuple[int, int]]
+Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ def bench(
 ) -> Report:
     """Time every workload of `plans`: their kernels, built into a temporary folder, and `against`.
 
-    shapes   (batch, kv_len) in place of the specs' own; kv: only this KV dtype
+    shapes   (batch, kv_len, perhaps q_len) in place of the specs' own; kv: only this KV dtype
     """
     import triton
 
     workloads = [
-        (plan, workload_of(plan, name, batch, kv_len))
+        (plan, workload_of(plan, name, *shape))
         for plan in plans
         for name in plan.spec.dtypes.kv
-        for batch, kv_len in (shapes or [(s.batch, s.kv_len) for s in plan.spec.shapes])
+        for shape in (shapes or [s.call for s in plan.spec.shapes])
         if kv in (None, name)
     ]
     with tempfile.TemporaryDirectory(prefix="mla-codegen-bench-") as folder:

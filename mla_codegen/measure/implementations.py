@@ -63,7 +63,8 @@ def calling(folder: str, package: str) -> tuple[Callable[[Any], Any], Callable[[
 
     def prepare(workload: Workload, case: Case) -> dict[str, Any]:
         given = {"q": case.q, "qo_indptr": case.qo_indptr, "sm_scale": case.sm_scale, "kv_scale": case.kv_scale}
-        return {**given, "max_kv_len": workload.kv_len, **kv_arguments(case, build.page_size)}
+        hints = {"max_kv_len": workload.kv_len, "max_q_len": workload.q_len}
+        return {**given, **hints, **kv_arguments(case, build.page_size)}
 
     return lambda given: module.mla_decode(**given), prepare
 
@@ -72,7 +73,9 @@ def ours(plan: Plan, folder: str, package: str) -> Implementation:
     """The kernels of a build, called as its users call them."""
 
     def chosen(workload: Workload) -> tuple[str, int | None]:
-        return plan.choice(workload.kv).choose(workload.batch, workload.kv_len, workload.kv_len)
+        return plan.choice(workload.kv).choose(
+            workload.query_rows, workload.kv_len, workload.kv_len, workload.batch, workload.q_len
+        )
 
     def kernel(workload: Workload) -> str:
         name, splits = chosen(workload)
@@ -80,7 +83,7 @@ def ours(plan: Plan, folder: str, package: str) -> Implementation:
 
     def serves(workload: Workload) -> bool:
         named = workload.kv in plan.spec.dtypes.kv
-        return named and workload == workload_of(plan, workload.kv, workload.batch, workload.kv_len)
+        return named and workload == workload_of(plan, workload.kv, workload.batch, workload.kv_len, workload.q_len)
 
     def bound(workload: Workload) -> float:
         name, _ = chosen(workload)

@@ -11,6 +11,7 @@ import torch
 from mla_codegen.check.reference import TORCH, Case, in_pages, poisoned_scratch, reference, relative_l2
 from mla_codegen.plan.resolve import Plan
 from mla_codegen.runtime.formats import KV_FORMATS
+from mla_codegen.spec.datamodel import spell
 
 FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
 SAMPLED = 4  # requests that are held to float64
@@ -19,7 +20,7 @@ CHUNK_ROWS = 1 << 18  # KV rows that are drawn at a time: fp32 needs four times 
 
 @dataclass(frozen=True)
 class Workload:
-    """`batch` requests of one query row and `kv_len` KV rows each; dimensions and dtypes as in a spec."""
+    """`batch` requests of `q_len` query rows and `kv_len` KV rows each; dimensions and dtypes as in a spec."""
 
     heads: int
     latent: int
@@ -29,6 +30,11 @@ class Workload:
     kv: str
     batch: int
     kv_len: int
+    q_len: int = 1
+
+    @property
+    def query_rows(self) -> int:
+        return self.batch * self.q_len
 
     @property
     def row(self) -> int:
@@ -36,7 +42,7 @@ class Workload:
 
     @property
     def shape(self) -> str:
-        return f"{self.batch}x{self.kv_len}"
+        return spell(self.batch, self.kv_len, self.q_len)
 
     @property
     def kv_bytes(self) -> int:
@@ -46,15 +52,16 @@ class Workload:
     @property
     def flops(self) -> int:
         """Of both products: a multiplication and an addition for each number of a row as key, and as value."""
-        return 2 * self.heads * (self.row + self.latent) * self.batch * self.kv_len
+        return 2 * self.heads * (self.row + self.latent) * self.query_rows * self.kv_len
 
 
-def workload_of(plan: Plan, kv: str, batch: int, kv_len: int) -> Workload:
+def workload_of(plan: Plan, kv: str, batch: int, kv_len: int, q_len: int = 1) -> Workload:
     """The workload of one shape with the model and dtypes of `plan`."""
     model, dtypes = plan.spec.model, plan.spec.dtypes
     return Workload(
-        model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, dtypes.q, dtypes.out, kv, batch, kv_len
-    )
+        model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, dtypes.q, dtypes.out, kv, batch, kv_len,
+        q_len,
+    )  # fmt: skip
 
 
 def make_inputs(workload: Workload, where: torch.device, seed: int, lens: Sequence[int] | None = None) -> Case:
@@ -64,7 +71,7 @@ def make_inputs(workload: Workload, where: torch.device, seed: int, lens: Sequen
     """
     lens = [workload.kv_len] * workload.batch if lens is None else list(lens)
     generator = torch.Generator(where).manual_seed(seed)
-    q = torch.randn(len(lens), workload.heads, workload.row, device=where, generator=generator)
+    q = torch.randn(len(lens) * workload.q_len, workload.heads, workload.row, device=where, generator=generator)
     dtype = TORCH[workload.kv]
     fp8 = KV_FORMATS[workload.kv].fp8
     kv = torch.empty(sum(lens), workload.row, dtype=dtype, device=where)
@@ -73,7 +80,7 @@ def make_inputs(workload: Workload, where: torch.device, seed: int, lens: Sequen
         numbers = torch.randn(rows.shape, device=where, generator=generator)
         rows.copy_((numbers / FP8_SCALE).clamp(-limit, limit) if fp8 else numbers)
     scale = torch.tensor([FP8_SCALE], dtype=torch.float32, device=where) if fp8 else None
-    qo_indptr = torch.arange(len(lens) + 1, dtype=torch.int32, device=where)
+    qo_indptr = torch.arange(len(lens) + 1, dtype=torch.int32, device=where) * workload.q_len
     kv_indptr = torch.tensor([0, *lens], device=where).cumsum(0).to(torch.int32)
     return Case(q.to(TORCH[workload.q]), kv, qo_indptr, kv_indptr, workload.row**-0.5, scale)
 
@@ -84,7 +91,7 @@ def call_data(workload: Workload, case: Case) -> tuple[Any, ...]:
     config = {
         "batch_size": workload.batch, "num_heads": workload.heads, "num_kv_heads": 1, "qk_head_dim": workload.row,
         "kv_lora_rank": workload.latent, "qk_rope_head_dim": workload.rope, "v_head_dim": workload.latent,
-        "q_seq_len": 1, "kv_seq_len": workload.kv_len, "sm_scale": case.sm_scale,
+        "q_seq_len": workload.q_len, "kv_seq_len": workload.kv_len, "sm_scale": case.sm_scale,
     }  # fmt: skip
     return case.q, {workload.kv.split("_")[0]: form}, case.qo_indptr, case.kv_indptr, config
 
@@ -98,19 +105,25 @@ def kv_arguments(case: Case, page_size: int | None) -> dict[str, torch.Tensor]:
 
 
 class Truth:
-    """float64 attention of a few requests of a case, the first and the last among them. One query row a request."""
+    """float64 attention of a few requests of a case, the first and the last among them."""
 
     def __init__(self, case: Case, latent: int, seed: int = 0):
-        batch = case.q.shape[0]
+        batch = case.qo_indptr.numel() - 1
         others = random.Random(seed).sample(range(batch), min(batch, SAMPLED))
         self.requests = list(dict.fromkeys([0, batch - 1, *others]))[:SAMPLED]
+        ends = case.qo_indptr.tolist()
+        self._queries = [slice(ends[request], ends[request + 1]) for request in self.requests]
         bounds = case.kv_indptr.tolist()
-        self._rows = [reference(self._alone(case, r, bounds[r], bounds[r + 1]), latent)[0] for r in self.requests]
+        self._rows = [
+            reference(self._alone(case, queries, bounds[r], bounds[r + 1]), latent)[0]
+            for r, queries in zip(self.requests, self._queries, strict=True)
+        ]
 
     @staticmethod
-    def _alone(case: Case, request: int, begin: int, end: int) -> Case:
-        qo_indptr, kv_indptr = (torch.tensor([0, n], dtype=torch.int32) for n in (1, end - begin))
-        rows = (case.q[request : request + 1], case.kv[begin:end])
+    def _alone(case: Case, queries: slice, begin: int, end: int) -> Case:
+        counts = (queries.stop - queries.start, end - begin)
+        qo_indptr, kv_indptr = (torch.tensor([0, n], dtype=torch.int32) for n in counts)
+        rows = (case.q[queries], case.kv[begin:end])
         return Case(*rows, qo_indptr, kv_indptr, case.sm_scale, case.kv_scale)
 
     def error(self, out: Any) -> float:
@@ -119,8 +132,8 @@ class Truth:
             out = out[0]
         if not bool(torch.isfinite(out).all()):
             return float("nan")
-        pairs = zip(self.requests, self._rows, strict=True)
-        return max(relative_l2(out[request].reshape(want.shape[1:]), want[0]) for request, want in pairs)
+        pairs = zip(self._queries, self._rows, strict=True)
+        return max(relative_l2(out[queries].reshape(want.shape), want) for queries, want in pairs)
 
 
 @contextmanager
@@ -129,7 +142,7 @@ def poisoned(workload: Workload, where: torch.device) -> Iterator[None]:
 
     `torch.empty` is replaced; for outputs made in other ways, the allocator is given blocks of NaN to hand out again.
     """
-    shape = (workload.batch, workload.heads, workload.latent)
+    shape = (workload.query_rows, workload.heads, workload.latent)
     blocks = [torch.full(shape, float("nan"), dtype=TORCH[workload.out], device=where) for _ in range(4)]
     del blocks
     with poisoned_scratch():

@@ -34,10 +34,14 @@ class Words:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What a kernel computes, for which GPU: dimensions, element types, and the shape that it is tuned for, if any."""
+    """What a kernel computes, for which GPU: dimensions, element types, and the shape that it is tuned for, if any.
+
+    q_len   query tokens of a request that it is for
+    """
 
     target: str
     batch: int | None
+    q_len: int
     kv_len: int | None
     heads: int
     latent: int
@@ -46,6 +50,13 @@ class Dimensions:
     kv: str
     out: str
     page_size: int | None  # KV rows of a page; None: the KV is ragged
+
+    @property
+    def call(self) -> tuple[int, ...]:
+        """The shape that it is tuned for, as `Shape.call` says it; of a general kernel nothing."""
+        if self.batch is None or self.kv_len is None:
+            return ()
+        return (self.batch, self.kv_len, self.q_len) if self.q_len > 1 else (self.batch, self.kv_len)
 
     @property
     def row(self) -> int:
@@ -170,8 +181,18 @@ class KernelPlan(Words, Dimensions, Work, Resources):
 
     @property
     def masked_heads(self) -> bool:
-        """The last block of heads is not full."""
-        return self.heads % self.block_h != 0
+        """The last block of columns may not be full."""
+        return self.packed or self.heads % self.block_h != 0
+
+    @property
+    def query_blocks(self) -> str:
+        """What a block of columns takes of a request, in words."""
+        columns = self.q_len * self.heads
+        return f"{self.q_len} query tokens x {self.heads} heads are {columns} columns, in blocks of {self.block_h}"
+
+    def programs_of(self, q_len: int) -> int:
+        """Programs of a split for a request of `q_len` query tokens."""
+        return -(-q_len * self.heads // self.block_h) if self.packed else q_len * self.head_blocks
 
     @property
     def gathered(self) -> bool:

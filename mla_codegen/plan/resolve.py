@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.releases import RELEASES, Release, installed_triton, release_of
 from mla_codegen.catalog.targets import TARGETS, Target
+from mla_codegen.plan.columns import columns_of
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Knobs, Layer, Request, Resolved, Resources
 from mla_codegen.plan.invariant import shared_splits
 from mla_codegen.plan.kernel import Dimensions, KernelPlan, Words
-from mla_codegen.plan.work import BALANCED, BALANCED_ROWS, SINGLE, SPLITS, Work
-from mla_codegen.runtime.choice import Choice, General, OneKernel
+from mla_codegen.plan.work import BALANCED, BALANCED_ROWS, QUERIES, SINGLE, SPLITS, Work
+from mla_codegen.runtime.choice import General
 from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
 from mla_codegen.runtime.splits import choose_splits
+from mla_codegen.runtime.tables import OneKernel, Shaped
 from mla_codegen.spec.datamodel import Shape, Spec, apply_optimizations
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean
 
@@ -39,12 +41,18 @@ class Plan:
     release: Release | None
     kernels: tuple[KernelPlan, ...]
 
-    def shaped(self, kv: str) -> list[KernelPlan]:
-        return [kernel for kernel in self.kernels if kernel.kv == kv and kernel.batch is not None]
+    def shaped(self, kv: str, q_len: int | None = None) -> list[KernelPlan]:
+        """The kernels of the shapes; of those with so many query tokens a request, or of all."""
+        return [k for k in self.kernels if k.kv == kv and k.batch is not None and q_len in (None, k.q_len)]
 
-    def general(self, kv: str) -> tuple[KernelPlan, KernelPlan]:
-        """The kernels for any shape: one split, and a number of splits given at run time."""
-        direct, split = (k for k in self.kernels if k.kv == kv and k.batch is None and not k.balanced)
+    def general(self, kv: str, q_len: int = 1) -> tuple[KernelPlan, KernelPlan]:
+        """The kernels for any shape: one split, and a number of splits given at run time.
+
+        q_len   query tokens that their blocks of columns take
+        """
+        direct, split = (
+            k for k in self.kernels if k.kv == kv and k.batch is None and not k.balanced and k.q_len == q_len
+        )
         return direct, split
 
     def balanced(self, kv: str) -> KernelPlan | None:
@@ -56,13 +64,18 @@ class Plan:
         (kernel,) = (kernel for kernel in self.kernels if kernel.kv == kv)
         return kernel
 
-    def serving(self, shapes: Sequence[tuple[int, int]] = (), kv: str | None = None) -> list[KernelPlan]:
-        """The kernels that calls of these (batch, kv_len) and this KV dtype get; None and no shape: of all."""
+    def serving(self, shapes: Sequence[tuple[int, ...]] = (), kv: str | None = None) -> list[KernelPlan]:
+        """The kernels that calls of these (batch, kv_len, perhaps q_len) and KV dtype get; no shape: all."""
         kinds = [name for name in self.spec.dtypes.kv if kv in (None, name)]
         if not shapes:
             return [kernel for kernel in self.kernels if kernel.kv in kinds]
-        names = {self.choice(kind).explain(batch, kv_len)[0] for kind in kinds for batch, kv_len in shapes}
+        names = {self.choice(kind).explain(*shape)[0] for kind in kinds for shape in shapes}
         return [kernel for kernel in self.kernels if kernel.name in names]
+
+    @property
+    def for_several_tokens(self) -> bool:
+        """All shapes are of several query tokens a request: beside a spec for single ones it takes such calls alone."""
+        return not self.spec.batch_invariant and all(shape.q_len > 1 for shape in self.spec.shapes)
 
     @property
     def gluon(self) -> bool:
@@ -74,18 +87,47 @@ class Plan:
         """The one release that can run all of the kernels; None: any."""
         return next((kernel.triton for kernel in self.kernels if kernel.triton), None)
 
-    def choice(self, kv: str) -> Choice | OneKernel:
+    def general_record(self, kv: str) -> dict[str, str | int]:
+        """The general kernels as the tables name them: the fields of `General`."""
+        record = _record(self.general(kv))
+        if balanced := self.balanced(kv):
+            record |= {"balanced": balanced.name, "balanced_rows": balanced.max_rows}
+        return record
+
+    def block_records(self, kv: str) -> dict[int, dict[str, str | int]]:
+        """The same of those whose blocks of columns take several query tokens, by how many."""
+        tokens = {k.q_len for k in self.kernels if k.kv == kv and k.batch is None}
+        return {q_len: _record(self.general(kv, q_len)) for q_len in sorted(tokens - {1})}
+
+    def shapes(self, kv: str, q_len: int = 1) -> dict[int, dict[int, str]]:
+        """Requests of a call -> KV rows of a request -> kernel, of the shapes with so many query tokens a request."""
+        found: dict[int, dict[int, str]] = {}
+        for kernel in sorted(self.shaped(kv, q_len), key=lambda one: (one.batch, one.kv_len)):
+            found.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
+        return found
+
+    def token_shapes(self, kv: str) -> dict[int, dict[int, dict[int, str]]]:
+        """Query tokens of a request, more than one -> `shapes`."""
+        tokens = {shape.q_len for shape in self.spec.shapes}
+        return {q_len: self.shapes(kv, q_len) for q_len in sorted(tokens - {1})}
+
+    def choice(self, kv: str) -> Shaped | OneKernel:
         """The dispatcher's rule for this KV dtype."""
         if self.spec.batch_invariant:
             return OneKernel(self.invariant(kv).name)
-        shapes: dict[int, dict[int, str]] = {}
-        for kernel in self.shaped(kv):
-            shapes.setdefault(kernel.batch or 0, {})[kernel.kv_len or 0] = kernel.name
-        direct, split = self.general(kv)
-        balanced = self.balanced(kv)
-        even = (balanced.name, balanced.max_rows) if balanced else ("", 0)
-        general = General(direct.name, split.name, *split.occupancy, split.block_n, split.head_blocks, *even)
-        return Choice(shapes, general, self.spec.kv.layout == "paged")
+        general = General(**self.general_record(kv))  # type: ignore[arg-type]
+        blocks = {q_len: General(**record) for q_len, record in self.block_records(kv).items()}  # type: ignore[arg-type]
+        paged = self.spec.kv.layout == "paged"
+        return Shaped(self.shapes(kv), general, paged, self.token_shapes(kv), blocks)
+
+
+def _record(general: tuple[KernelPlan, KernelPlan]) -> dict[str, str | int]:
+    direct, split = general
+    units, resident = split.occupancy
+    return {
+        "direct": direct.name, "split": split.name, "units": units, "resident": resident,
+        "block_n": split.block_n, "head_blocks": split.head_blocks,
+    }  # fmt: skip
 
 
 class PlanError(Exception):
@@ -125,10 +167,30 @@ def make_plan(spec: Spec, spec_file: str, release: Release | None = None) -> Pla
         kernels += [kernel for found in general for kernel in found]
         if all(FAMILIES[kernel.family].balances for found in general for kernel in found):
             kernels += _kernel(spec, spec_file, release, kv, defaults, None, "balanced", problems)
+        kernels += _general_blocks(spec, spec_file, release, kv, defaults, problems)
     if problems:
         unique = {(problem.loc, problem.what): problem for problem in problems}
         raise PlanError(list(unique.values()))
     return Plan(spec.name, spec_file, spec, TARGETS[spec.target], release, tuple(kernels))
+
+
+def _general_blocks(
+    spec: Spec, spec_file: str, release: Release | None, kv: str, defaults: list[Layer], problems: list[Problem]
+) -> list[KernelPlan]:
+    """The kernels for any shape whose blocks of columns take several query tokens: two for each size of block.
+
+    None where a block takes one query token: there the other general kernels serve all calls.
+    """
+    kernels: dict[int, list[KernelPlan]] = {}
+    for q_len in sorted({shape.q_len for shape in spec.shapes} - {1}, reverse=True):
+        found = [
+            kernel
+            for kind in ("direct", "split")
+            for kernel in _kernel(spec, spec_file, release, kv, defaults, None, kind, problems, q_len)
+        ]
+        if len(found) == 2 and all(kernel.packed for kernel in found):
+            kernels.setdefault(found[0].block_h, found)
+    return [kernel for found in reversed(kernels.values()) for kernel in found]
 
 
 def _kernel(
@@ -140,19 +202,27 @@ def _kernel(
     shape: Shape | None,
     kind: str,
     problems: list[Problem],
+    q_len: int = 1,
 ) -> list[KernelPlan]:
     """The kernel, or nothing and at least one more problem.
 
     kind   shape: the kernel of `shape`; direct, split, balanced: a general kernel; invariant: the batch-invariant one
+    q_len  query tokens of a request that a general kernel is for
     """
-    settled = _settle(spec, release, kv, layers, problems)
+    if shape is not None:
+        q_len = shape.q_len
+    settled = _settle(spec, release, kv, layers, problems, q_len)
     if settled is None:
         return []
     family, request, resources, have, not_taken = settled
-    work = _partition(spec, shape, kind, request, resources, "direct_out" in have)
+    named = None if shape is None else (shape.batch, shape.kv_len)
+    columns, request, resources, one_token = columns_of(request, family, resources, named, lambda: Knobs(layers))
+    if one_token is not None:
+        not_taken.append(f"query blocks: {one_token}")
+    work = _partition(spec, shape, kind, request, resources, "direct_out" in have, columns, q_len)
     details = family.details(request)
     dimensions = Dimensions(
-        request.target.name, shape.batch if shape else None, shape.kv_len if shape else None,
+        request.target.name, shape.batch if shape else None, q_len, shape.kv_len if shape else None,
         request.heads, request.latent, request.rope, request.q, kv, request.out, request.page_size,
     )  # fmt: skip
     words = _words(spec, spec_file, kind, dimensions)
@@ -184,7 +254,7 @@ def _kernel(
 
 
 def _settle(
-    spec: Spec, release: Release | None, kv: str, layers: list[Layer], problems: list[Problem]
+    spec: Spec, release: Release | None, kv: str, layers: list[Layer], problems: list[Problem], q_len: int
 ) -> tuple[Family, Request, Resources, set[str], list[str]] | None:
     """(family, what it is asked, its numbers, optimisations in its kernel, why others are not); None: more problems."""
     model, knobs = spec.model, Knobs(layers)
@@ -192,7 +262,7 @@ def _settle(
     options, not_taken = _applicable(wanted, kv)
     request = Request(
         TARGETS[spec.target], model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, spec.dtypes.q, kv,
-        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size,
+        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size, q_len,
     )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
@@ -215,26 +285,40 @@ def _settle(
 
 
 def _partition(
-    spec: Spec, shape: Shape | None, kind: str, request: Request, resources: Resources, direct_out: bool
+    spec: Spec,
+    shape: Shape | None,
+    kind: str,
+    request: Request,
+    resources: Resources,
+    direct_out: bool,
+    columns: str,
+    q_len: int,
 ) -> Work:
     """How the kernel's work is shared out; notes the splits among the settings."""
     knobs = request.knobs
-    head_blocks = -(-request.heads // resources.block_h)
+    packed = columns == QUERIES
+    head_blocks = -(-(request.columns if packed else request.heads) // resources.block_h)
+
+    def programs(batch: int, q_len: int) -> int:
+        """Of a call with one split."""
+        blocks = -(-q_len * request.heads // resources.block_h) if packed else q_len * head_blocks
+        return batch * blocks
+
     if kind in GENERAL and kind != "invariant":
         knobs.resolved["splits"] = Resolved(1 if kind == "direct" else GENERAL[kind][1], "the general kernels")
         partition = {"direct": SINGLE, "split": SPLITS, "balanced": BALANCED}[kind]
-        return Work(partition, 1 if kind == "direct" else None, head_blocks)
+        return Work(partition, 1 if kind == "direct" else None, head_blocks, columns)
     device = (request.target.compute_units, resources.resident, resources.block_n)
     if shape is None:
-        auto = shared_splits([(s.batch * head_blocks, s.kv_len) for s in spec.shapes], *device)
+        auto = shared_splits([(programs(s.batch, s.q_len), s.kv_len) for s in spec.shapes], *device)
     else:
-        auto = choose_splits(shape.batch * head_blocks, shape.kv_len, *device)
+        auto = choose_splits(programs(shape.batch, q_len), shape.kv_len, *device)
     asked = knobs.take("splits", "auto")
     if asked == "auto":
         source = knobs.resolved["splits"].source
         knobs.resolved["splits"] = Resolved(auto, source if source == "automatic" else f"auto in {source}")
     splits = auto if asked == "auto" else int(asked)
-    return Work(SINGLE if splits == 1 and direct_out else SPLITS, splits, head_blocks)
+    return Work(SINGLE if splits == 1 and direct_out else SPLITS, splits, head_blocks, columns)
 
 
 def _features(family: Family, dimensions: Dimensions, work: Work) -> frozenset[str]:
@@ -244,6 +328,7 @@ def _features(family: Family, dimensions: Dimensions, work: Work) -> frozenset[s
             "paged" if dimensions.paged else "ragged",
             "direct" if work.direct else "merged",
             "tiles" if family.tiles else "pointers",
+            work.columns,
             *(["balanced"] if work.balanced else []),
             *(["any_splits"] if work.any_splits else []),
         }
@@ -280,9 +365,19 @@ GENERAL = {
 
 def _words(spec: Spec, spec_file: str, kind: str, kernel: Dimensions) -> Words:
     heads = f"{kernel.heads} head{'s' if kernel.heads > 1 else ''}"
+    several = kernel.q_len > 1
     if kernel.batch is None:
         end, which, use, summary = GENERAL[kind]
         name, origin = f"{kernel.kv}_{end}", f"any shape, {which}, KV {kernel.kv}"
+        if several and kind in ("direct", "split"):
+            name = name.replace("_any", f"_any_q{kernel.q_len}")
+            origin = f"any shape of {kernel.q_len} query tokens, {which}, KV {kernel.kv}"
+            use = f"for shapes of about {kernel.q_len} query tokens that the spec does not name,"
+    elif several:
+        name = f"{kernel.kv}_b{kernel.batch}_q{kernel.q_len}_kv{kernel.kv_len}"
+        origin = f"shape batch={kernel.batch} q_len={kernel.q_len} kv_len={kernel.kv_len}, KV {kernel.kv}"
+        use = f"tuned for {kernel.batch} requests of {kernel.q_len} query tokens over {kernel.kv_len} rows"
+        summary = "Right for any number of requests of any lengths; fastest near the shape above."
     else:
         name = f"{kernel.kv}_b{kernel.batch}_kv{kernel.kv_len}"
         origin = f"shape batch={kernel.batch} kv_len={kernel.kv_len}, KV {kernel.kv}"

@@ -7,6 +7,8 @@ from mla_codegen.runtime.splits import MAX_SPLITS
 BALANCED_ROWS = 256  # query rows of a call that a balanced kernel shares out: every program looks at all of them
 # The ways, which are also the files of templates/work.
 SINGLE, SPLITS, BALANCED = "single", "splits", "balanced"
+# What the columns of a program are, which are also the files of templates/columns.
+HEADS, QUERIES = "heads", "queries"
 
 
 def power_of_two(n: int) -> int:
@@ -21,12 +23,23 @@ class Work:
     partition    single: stage 1 writes the output itself; splits: it writes a partial output for each split; balanced:
                  programs take equal shares of all query rows' tiles
     splits       of each query row; None: known at run time, or balanced
-    head_blocks  programs that share out the heads of a query row
+    head_blocks  programs that share out the heads of a query row; the columns of a request of `q_len`, if packed
+    columns      of a program: heads of one query row, or query rows x heads of one request
     """
 
     partition: str
     splits: int | None
     head_blocks: int
+    columns: str
+
+    @property
+    def packed(self) -> bool:
+        """A block of columns may take several query rows of a request."""
+        return self.columns == QUERIES
+
+    @property
+    def columns_file(self) -> str:
+        return f"columns/{self.columns}.jinja"
 
     @property
     def direct(self) -> bool:
@@ -53,7 +66,7 @@ class Work:
 
     @property
     def several_head_blocks(self) -> bool:
-        return self.head_blocks > 1
+        return self.head_blocks > 1 and not self.packed
 
     @property
     def max_splits(self) -> int:
@@ -82,7 +95,10 @@ class Work:
     @property
     def grid(self) -> str:
         """Programs of stage 1, as source."""
-        factors = ["programs" if self.balanced else "total_q"]
+        if self.packed:
+            factors = ["((batch + 1) * blocks + total_q * HEADS.value // BLOCK_H.value)"]
+        else:
+            factors = ["programs" if self.balanced else "total_q"]
         if self.several_head_blocks:
             factors.append("HEAD_BLOCKS.value")
         if self.partition == SPLITS:
@@ -92,7 +108,7 @@ class Work:
     @property
     def program_is(self) -> str:
         """What a program of stage 1 stands for."""
-        parts = ["query row"]
+        parts = ["block of columns" if self.packed else "query row"]
         if self.several_head_blocks:
             parts.append("head block")
         if not self.direct:
@@ -123,7 +139,8 @@ class Merge:
 
     @property
     def in_tiles(self) -> bool:
-        return self.tile < self.all_splits
+        """A program loads some splits at a time."""
+        return self.at_launch or self.tile < self.all_splits
 
     @property
     def rounded_up(self) -> bool:

@@ -45,7 +45,7 @@ def _format(piece: str) -> str:
     depth = (len(piece) - len(piece.lstrip(" "))) // 4
     above = "".join(f"{' ' * 4 * level}if _:\n" for level in range(depth))
     lines = black.format_str(f"{above}{piece}\n", mode=MODE).splitlines()
-    return "\n".join(lines[depth:])
+    return "\n".join(lines[depth:]).strip("\n")  # black parts a `def` from an `if`
 
 
 _ARGUMENTS = re.compile(r"( *)(def \w+|stage[12]\[\(.*?,\)\])\((.*)\)(:?)")

@@ -13,6 +13,7 @@ from mla_codegen.catalog.releases import RELEASES
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.render.formatting import format_text, wrap_arguments
 from mla_codegen.render.releases import named_for
+from mla_codegen.runtime.tables import VERSION
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -78,7 +79,7 @@ def _kernel_text(name: str, kernel: KernelPlan) -> str:
 
 def render_tables(plan: Plan) -> str:
     """`__init__.py` of a spec's folder: what the dispatcher looks up."""
-    return _render("tables.py.jinja", plan=plan)
+    return _render("tables.py.jinja", plan=plan, version=VERSION)
 
 
 def render_dispatch(tables: list[dict[str, str]], package: str) -> str:

@@ -63,6 +63,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _call("block_table", "Tensor? block_table=None"),
     _call("kv_indices", "Tensor? kv_indices=None"),
     _call("kv_lens", "Tensor? kv_lens=None"),
+    _call("max_q_len", "SymInt? max_q_len=None"),
     _call("workspace", "Tensor(c!)? workspace=None", when="into"),  # last: inductor puts it there
     # what kernels take
     _argument("q", "{q_type}", "stage1 run", "[total_q, {heads}, {row}] {q}, last stride 1"),
@@ -101,7 +102,9 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("kv_scale", "*fp32", "stage1 run", "[1] fp32 or None: 1"),
     _argument("sm_scale", "fp32", "stage1 run"),
     _argument("batch", "i32", "locate stage1", varies=True),
-    _argument("q_len", "i32", "locate stage1", varies=True, given="max(1, total_q // batch)"),
+    _argument("q_len", "i32", "locate stage1", when="heads", varies=True, given="max(1, total_q // batch)"),
+    _argument("blocks", "i32", "stage1", when="queries", varies=True),
+    _argument("total_q", "i32", "stage1", when="queries", varies=True),
     _argument("stride_qt", "i32", "stage1"),
     _argument("stride_qh", "i32", "stage1"),
     _argument("page_stride", "i32", "locate stage1", when="paged", varies=True, given="kv_indices.stride(0)"),

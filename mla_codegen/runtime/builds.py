@@ -1,16 +1,19 @@
 """What one spec built, and the architecture that it was built for."""
 
-import importlib
+import hashlib
+import importlib.util
+import os
+import sys
 from functools import lru_cache
 from types import ModuleType
 
 import torch
 import triton
 
-from .choice import choice_of
 from .formats import ELEMENTS, KV_FORMATS
 from .gluon import mismatch
 from .launch import Launch
+from .tables import rule_of
 
 NAMES = {known.element.dtype: known.name for known in KV_FORMATS.values()}  # of KV by its dtype
 INDEX = (torch.int32, torch.int64)  # of ranges, page numbers and lengths
@@ -21,6 +24,7 @@ class Build:
 
     def __init__(self, tables: ModuleType):
         self.package = tables.__name__
+        self.tables = tables
         self.target: str = tables.TARGET
         self.spec: str = tables.SPEC
         self.heads: int = tables.HEADS
@@ -32,13 +36,20 @@ class Build:
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
         self.kv: tuple[str, ...] = tables.KV
-        self.choices = {kv: choice_of(tables, kv) for kv in self.kv}
+        self.several: Build = self  # the build for calls of several query tokens a request
+        self.for_several = not self.batch_invariant and not any(tables.SHAPES.values())
+        self.choices = {kv: rule_of(tables, kv) for kv in self.kv}
         self.forms = tuple(KV_FORMATS[kv].form for kv in self.kv)  # what custom_kernel calls them
         self.fp8 = next((kv for kv in self.kv if KV_FORMATS[kv].fp8), None)
 
     def __str__(self) -> str:
         kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
         return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
+
+    @property
+    def takes(self) -> tuple[object, ...]:
+        """What calls must be like, but for their sizes."""
+        return (self.target, self.heads, self.latent, self.rope, self.page_size, self.q, self.out, self.kv)
 
     def unfit(self, target: str) -> str | None:
         """Why its kernels cannot run on `target`; None where they can, or where the target alone decides."""
@@ -58,12 +69,28 @@ class Build:
         """
         if why := self.triton and mismatch(self.triton, self.spec):
             raise ImportError(f"{self}: {why}")
-        module = importlib.import_module(f"{self.package}.{name}")
+        now = sys.modules.get(self.package)
+        ours = now is self.tables or getattr(now, "__file__", None) == getattr(self.tables, "__file__", "")
+        module = importlib.import_module(f"{self.package if ours else self._alias()}.{name}")
         for stage in ("stage1", "stage2"):
             kernel = getattr(module, stage, None)
             if isinstance(kernel, triton.JITFunction):  # not yet exchanged, and not interpreted
                 setattr(module, stage, Launch(kernel))
         return module
+
+    def _alias(self) -> str:
+        """Its package under a name that is this folder's alone: by now another folder goes by the name that it had."""
+        folder = os.path.dirname(os.path.abspath(str(self.tables.__file__)))
+        root, name = os.path.split(folder)
+        alias = f"mla_codegen_{hashlib.sha256(root.encode()).hexdigest()[:16]}"
+        if alias not in sys.modules:
+            spec = importlib.util.spec_from_file_location(
+                alias, os.path.join(root, "__init__.py"), submodule_search_locations=[root]
+            )
+            assert spec is not None and spec.loader is not None
+            package = sys.modules.setdefault(alias, importlib.util.module_from_spec(spec))
+            spec.loader.exec_module(package)
+        return f"{alias}.{name}"
 
 
 @lru_cache(maxsize=64)

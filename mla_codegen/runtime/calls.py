@@ -12,11 +12,13 @@ from . import debug, validate
 from .builds import INDEX, NAMES, Build, full_device, target_of
 from .launch import current_device
 from .paged import Pages, guess_kv_len, page_size, pages_of
+from .tables import refuse_other_versions
 
 BYTES = (torch.uint8, torch.int8)  # a view of fp8 as bytes: taken as the spec's fp8
 SCALED = (tuple, list)  # how custom_kernel gets KV with its scale
 MOST = validate.LARGEST
 
+Key = tuple[Build, str, int, int, int | None, int, int | None]  # what the choice goes by
 Splits = tuple[()] | tuple[int]  # what a kernel takes at run time: nothing, or how many
 
 
@@ -24,10 +26,11 @@ class Dispatcher:
     """The calls of a `generated` package. `build_command` is what an error tells the user to run."""
 
     def __init__(self, tables: list[ModuleType], build_command: str):
+        refuse_other_versions(tables, build_command)
         self.builds = [Build(table) for table in tables]
         self.build_command = build_command
         self._serving: dict[tuple[torch.device, int, int, int | None], Build] = {}
-        self._chosen: dict[tuple[Build, str, int, int, int | None], tuple[Callable[..., None], Splits]] = {}
+        self._chosen: dict[Key, tuple[Callable[..., None], Splits]] = {}
         self._debug = debug.devices()
         if triton.knobs.runtime.interpret:
             from . import interpreter
@@ -39,7 +42,7 @@ class Dispatcher:
 
         kv_data   offers one or several forms: "fp8": (kv, scale), "bf16": kv, "fp16": kv; the first that the spec lists
                   is used
-        config    sm_scale, and kv_seq_len if it is known (it only helps the choice)
+        config    sm_scale, and kv_seq_len and q_seq_len, the longest request's, if known (they only help the choice)
 
         The rest, the result and the errors are those of `mla_decode`.
         """
@@ -58,8 +61,9 @@ class Dispatcher:
                 validate.scale_missing(name)
             sm_scale, kv_len = config["sm_scale"], config.get("kv_seq_len")
             return self._decode(  # type: ignore[return-value]
-                build, q, kv, qo_indptr, kv_indptr, None, sm_scale, kv_scale, kv_len, None, None, False, None, None
-            )
+                build, q, kv, qo_indptr, kv_indptr, None, sm_scale, kv_scale, kv_len, config.get("q_seq_len"), None,
+                None, False, None, None,
+            )  # fmt: skip
         except Exception:
             validate.data(data)
             raise
@@ -78,6 +82,7 @@ class Dispatcher:
         kv_indices: torch.Tensor | None = None,
         kv_lens: torch.Tensor | None = None,
         max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -94,6 +99,7 @@ class Dispatcher:
         kv_scale     [1] on the device, what 1.0 of the KV stands for; None is 1.0
         kv_visible   [total_q] int32: how many of its request's KV rows each query row sees, in place of the causal rule
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
+        max_q_len    query rows of the request that has most, if known, likewise
         out          [total_q, heads, latent] contiguous, to write into
         lse          [total_q, heads] fp32 contiguous, to write into
         workspace    contiguous memory of any type on q's device, from a multiple of 16 bytes on, `workspace_bytes` or
@@ -116,12 +122,13 @@ class Dispatcher:
                 pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
             return self._decode(
                 self._build(q, pages and pages.size), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale,
-                max_kv_len, out, lse, return_lse, workspace, pages,
+                max_kv_len, max_q_len, out, lse, return_lse, workspace, pages,
             )  # fmt: skip
         except Exception:  # whatever it met: arguments of a wrong type come first, the others were said in words
             validate.arguments(
-                q, kv, qo_indptr, sm_scale, max_kv_len, kv_indptr=kv_indptr, kv_scale=kv_scale, kv_visible=kv_visible,
-                block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, out=out, lse=lse, workspace=workspace,
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, kv_scale=kv_scale,
+                kv_visible=kv_visible, block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, out=out,
+                lse=lse, workspace=workspace,
             )  # fmt: skip
             raise
 
@@ -145,7 +152,8 @@ class Dispatcher:
         for model in models:
             if heads in (None, model[0]):
                 try:
-                    found.append(self._find(device, *model))
+                    build = self._find(device, *model)
+                    found += dict.fromkeys((build, build.several))
                 except ValueError as reason:
                     reasons.append(reason)
         if reasons and not found:
@@ -175,6 +183,10 @@ class Dispatcher:
         ]
         unfit = {str(build): why for build in fitting if (why := build.unfit(target))}
         candidates = [build for build in fitting if str(build) not in unfit]
+        candidates.sort(key=lambda build: build.for_several)
+        for build in candidates:
+            others = [other for other in candidates if other.for_several and other.takes == build.takes]
+            build.several = others[0] if others else build
         for build in candidates:
             if build.target == target:
                 return build
@@ -211,6 +223,7 @@ class Dispatcher:
         sm_scale: float,
         kv_scale: torch.Tensor | None,
         kv_len: int | None,
+        q_len: int | None,
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
@@ -225,6 +238,8 @@ class Dispatcher:
         rows = kv.shape
         index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
         batch = qo_indptr.numel() - 1
+        if total_q > batch:
+            build = build.several
         name = NAMES.get(kv.dtype)
         if name not in build.kv:
             name = self._kv_name(build, kv.dtype)
@@ -250,6 +265,8 @@ class Dispatcher:
             validate.inputs(build, q, kv, qo_indptr, kv_indptr)
         if kv_len is not None and type(kv_len) is not int:
             kv_len = validate.length(kv_len)
+        if q_len is not None and type(q_len) is not int:
+            q_len = validate.query_length(q_len)
         if type(sm_scale) is not float or not -MOST <= sm_scale <= MOST:
             sm_scale = validate.number("sm_scale", sm_scale)  # a float: an integer would be compiled in
         if kv_scale is not None:
@@ -286,6 +303,8 @@ class Dispatcher:
             or lse.requires_grad
         ):
             validate.fits("lse", lse, torch.float32, (total_q, heads), q.device, to_write=True)
+        if workspace is not None and workspace.device != q.device:  # its size is the kernel's to say
+            raise ValueError(f"workspace is on {workspace.device}, q on {q.device}")
         if total_q == 0 or batch == 0:
             out.zero_()
             if lse is not None:
@@ -298,9 +317,9 @@ class Dispatcher:
         else:  # how many of the pool's rows are theirs nobody says
             where = (pages.indptr, pages.indices, pages.lens)
             mean = guess_kv_len(pages, batch) if kv_len is None else kv_len
-        chosen = self._chosen.get((build, name, total_q, mean, kv_len))
+        chosen = self._chosen.get((build, name, total_q, mean, kv_len, batch, q_len))
         if chosen is None:
-            chosen = self._remember(build, name, total_q, mean, kv_len)
+            chosen = self._remember(build, name, total_q, mean, kv_len, batch, q_len)
         run, splits = chosen
         if index >= 0 and index != current_device():
             with torch.cuda.device(index):
@@ -310,15 +329,16 @@ class Dispatcher:
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _remember(
-        self, build: Build, name: str, total_q: int, mean: int, longest: int | None
+        self, build: Build, name: str, total_q: int, mean: int, longest: int | None, batch: int, q_len: int | None
     ) -> tuple[Callable[..., None], Splits]:
         validate.length(longest)
-        kernel, splits = build.choices[name].choose(total_q, mean, longest)
+        validate.query_length(q_len)
+        kernel, splits = build.choices[name].choose(total_q, mean, longest, batch, q_len)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
         run = debug.watched(build.kernel(kernel).run, build.page_size, self._debug)
         chosen = (run, () if splits is None else (splits,))
-        self._chosen[build, name, total_q, mean, longest] = chosen
+        self._chosen[build, name, total_q, mean, longest, batch, q_len] = chosen
         return chosen
 
     def _kv_name(self, build: Build, dtype: torch.dtype) -> str:

@@ -144,12 +144,13 @@ class ContextParallel:
             return self._visible(qo_indptr, kv_len, total_q, kv_begin)
         except Exception:
             validate.tensors(qo_indptr=qo_indptr, kv_len=kv_len, kv_begin_=kv_begin)
-            validate.host_int("total_q", total_q)
             raise
 
     def _visible(
         self, qo_indptr: torch.Tensor, kv_len: torch.Tensor, total_q: int, kv_begin: torch.Tensor | None
     ) -> torch.Tensor:
+        if type(total_q) is not int:
+            total_q = validate.host_int("total_q", total_q)
         batch = qo_indptr.shape[0] - 1
         sizes = {"qo_indptr": (qo_indptr, batch + 1), "kv_len": (kv_len, batch), "kv_begin": (kv_begin, batch)}
         for name, (tensor, size) in sizes.items():
@@ -186,6 +187,7 @@ class ContextParallel:
         kv_begin: torch.Tensor | None = None,
         kv_visible: torch.Tensor | None = None,
         max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -199,19 +201,20 @@ class ContextParallel:
                      the rows are not shared out evenly. All rows of a request must lie somewhere, and on one rank
         kv_visible   what `visible` gave for these lengths, in place of kv_len: one kernel less for each layer
         max_kv_len   KV rows on this rank of the longest request, if known; it only helps the choice of kernel
+        max_q_len    query rows of the request that has most, if known, likewise
 
         Returns what one call over all rows would: out [total_q, heads, latent], with `return_lse` also the natural-log
         LSE [total_q, heads] fp32, the same bits on every rank. The errors are those of `mla_decode`.
         """
         try:
             return self._decode(
-                q, kv, qo_indptr, kv_indptr, kv_len, sm_scale, kv_scale, kv_begin, kv_visible, max_kv_len, out,
-                return_lse,
+                q, kv, qo_indptr, kv_indptr, kv_len, sm_scale, kv_scale, kv_begin, kv_visible, max_kv_len, max_q_len,
+                out, return_lse,
             )  # fmt: skip
         except Exception:
             validate.arguments(
-                q, kv, qo_indptr, sm_scale, max_kv_len, kv_indptr=kv_indptr, kv_len=kv_len, kv_scale=kv_scale,
-                kv_begin=kv_begin, kv_visible=kv_visible, out=out,
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, kv_len=kv_len,
+                kv_scale=kv_scale, kv_begin=kv_begin, kv_visible=kv_visible, out=out,
             )  # fmt: skip
             raise
 
@@ -227,6 +230,7 @@ class ContextParallel:
         kv_begin: torch.Tensor | None,
         kv_visible: torch.Tensor | None,
         max_kv_len: int | None,
+        max_q_len: int | None,
         out: torch.Tensor | None,
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -236,7 +240,7 @@ class ContextParallel:
             kv_visible = self.visible(qo_indptr, kv_len, q.shape[0], kv_begin)
         mla_decode = functools.partial(
             self.dispatcher.mla_decode, q, kv, qo_indptr, kv_indptr, sm_scale=sm_scale, kv_scale=kv_scale,
-            kv_visible=kv_visible, max_kv_len=max_kv_len,
+            kv_visible=kv_visible, max_kv_len=max_kv_len, max_q_len=max_q_len,
         )  # fmt: skip
         if self.ranks == 1 or q.shape[0] == 0:
             return mla_decode(out=out, return_lse=return_lse)

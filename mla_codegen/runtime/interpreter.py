@@ -2,8 +2,9 @@
 
 As it stands in triton 3.6.0 to 3.9.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16,
 rounds a few per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, has neither inline assembly nor extern
-functions, and in 3.9.0 takes no mask that a scalar condition is part of. `correct()` replaces those parts in place;
-each assembly step gets a plain twin, found by its text, and each extern function one found by its symbol.
+functions; that of 3.6.0 fails on numpy 2.4, that of 3.9.0 on masks that a scalar condition is part of. `correct()`
+replaces those parts in place; each assembly step gets a plain twin, found by its text, and each extern function one
+found by its symbol.
 """
 
 import threading
@@ -151,6 +152,26 @@ def _whole_number(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return converted
 
 
+def _with_index(patch_lang_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """numpy 2.4 makes no number of an array of one element, which scalars are in 3.6.0."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
+
+
+def _quiet(min_max: Callable[..., Any]) -> Callable[..., Any]:
+    """A maximum of nothing but NaN is NaN, as the hardware's is, and no reason for numpy to warn."""
+    quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
+
+    def patched(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return min_max(self, input, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
+    return patched
+
+
 class _NoScope:
     """What a repeated patch returns: nothing to restore."""
 
@@ -183,13 +204,13 @@ def _patch_once(patch_lang: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _one_at_a_time = threading.RLock()  # the interpreter keeps the grid, the program and the patched language in globals
 
 
-def _launch(call: Callable[..., Any]) -> Callable[..., Any]:
+def _launch(run: Callable[..., Any]) -> Callable[..., Any]:
     """One launch at a time, and log2(0) = -inf and -inf - x are what the kernels mean, not faults."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with _one_at_a_time, np.errstate(all="ignore"):
             _patched.clear()
-            return call(*args, **kwargs)
+            return run(*args, **kwargs)
 
     return wrapped
 
@@ -207,6 +228,10 @@ def correct() -> None:
     builder.create_masked_store = _bool_mask_third(builder.create_masked_store)
     builder.create_extern_elementwise = _create_extern
     interpreter._implicit_cvt = _whole_number(interpreter._implicit_cvt)
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
+    interpreter.ReduceOps.min_max = _quiet(interpreter.ReduceOps.min_max)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
+    interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang)
-    interpreter.GridExecutor.__call__ = _launch(interpreter.GridExecutor.__call__)
+    interpreter.InterpretedFunction.run = _launch(interpreter.InterpretedFunction.run)

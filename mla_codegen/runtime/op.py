@@ -117,12 +117,13 @@ def _define(owner: Owner, namespace: str) -> None:
 
     def fake_decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         named |= dict(zip(NEW_NAMES, given, strict=False))
+        _one_device(*named.values())
         q, paged = named["q"], named.get("block_table") is not None or named.get("kv_indices") is not None
         shape, dtype = dispatchers[0].result(q, named["kv"] if paged else None)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
-    def fake_decode_into(*_: object, **__: object) -> None:
-        """It writes, and returns nothing."""
+    def fake_decode_into(*given: object) -> None:
+        _one_device(*given)
 
     for name, run, fake, writes in (
         ("mla_decode", decode, fake_decode, slice(0)),
@@ -136,6 +137,13 @@ def _define(owner: Owner, namespace: str) -> None:
         library.impl(name, _with_autograd(operator, run, writes), "Autograd")
 
 
+def _one_device(q: Any, *others: Any) -> None:
+    """ValueError where there are no values of one tensor only: torch would then take the fake implementation."""
+    for one in others:
+        if isinstance(one, Tensor) and one.device != q.device:
+            raise ValueError(f"q is on {q.device}, another tensor on {one.device}")
+
+
 def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
     """`mla_decode` as a function that calls the operators."""
     new, into = operators.mla_decode.default, operators.mla_decode_into.default
@@ -146,15 +154,27 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
         qo_indptr: Tensor,
         kv_indptr: Tensor | None = None,
         *,
+        sm_scale: float,
+        max_kv_len: int | None = None,
+        max_q_len: int | None = None,
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
         workspace: Tensor | None = None,
-        **options: Any,
+        **tensors: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         try:
+            if type(sm_scale) is not float:  # torch would take a tensor, and wait for it
+                sm_scale = validate.number("sm_scale", sm_scale)
+            if max_kv_len is not None and type(max_kv_len) is not int:
+                max_kv_len = validate.length(max_kv_len)
+            if max_q_len is not None and type(max_q_len) is not int:
+                max_q_len = validate.query_length(max_q_len)
+            options: dict[str, Any] = {
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+            }  # fmt: skip
             if out is None and (workspace is not None or lse is not None):
-                paged = options.get("block_table") is not None or options.get("kv_indices") is not None
+                paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None
                 shape, dtype = dispatchers[0].result(q, kv if paged else None)
                 out = q.new_empty(shape, dtype=dtype)
             if out is None:
@@ -163,10 +183,9 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
                 lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
                 into(q, kv, qo_indptr, kv_indptr, out, lse, workspace=workspace, **options)
         except Exception:
-            sm_scale, max_kv_len = options.pop("sm_scale", None), options.pop("max_kv_len", None)
             validate.arguments(
-                q, kv, qo_indptr, sm_scale, max_kv_len, kv_indptr=kv_indptr, out=out, lse=lse, workspace=workspace,
-                **options,
+                q, kv, qo_indptr, sm_scale, max_kv_len, max_q_len, kv_indptr=kv_indptr, out=out, lse=lse,
+                workspace=workspace, **tensors,
             )  # fmt: skip
             raise
         return (out, lse) if return_lse else out

@@ -23,10 +23,11 @@ def tensor(name: str, value: object) -> torch.Tensor:
             return value
         kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
         raise TypeError(f"{name} is a tensor of layout {kind}; it must be a strided tensor") from None
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        fix = ": torch.tensor(...) makes one"
-    else:
-        fix = ": torch.from_numpy(...) makes one" if hasattr(value, "__array_interface__") else ""
+    fix = ""
+    if isinstance(value, (Sequence, int, float)) and not isinstance(value, str):
+        fix = ": torch.tensor(...) makes one" if isinstance(value, Sequence) else f": torch.tensor([{value}]) makes one"
+    elif hasattr(value, "__array_interface__"):
+        fix = ": torch.from_numpy(...) makes one"
     raise TypeError(f"{name} is {what(value)}; it must be a tensor{fix}") from None
 
 
@@ -43,12 +44,14 @@ def arguments(
     qo_indptr: object,
     sm_scale: object,
     max_kv_len: object = None,
+    max_q_len: object = None,
     **others: object,
 ) -> None:
     """TypeError for the first argument of a call that has a wrong type. `others` are tensors or None."""
     tensors(q=q, kv=kv, qo_indptr=qo_indptr, **{f"{name}_": value for name, value in others.items()})
     number("sm_scale", sm_scale)
     length(max_kv_len)
+    query_length(max_q_len)
 
 
 def data(given: object) -> None:
@@ -74,6 +77,7 @@ def data(given: object) -> None:
         raise TypeError(f"config has {sorted(map(str, config))}; it must have sm_scale") from None
     number('config["sm_scale"]', config["sm_scale"])
     length(config.get("kv_seq_len"))
+    query_length(config.get("q_seq_len"))
 
 
 def scale_missing(form: str) -> NoReturn:
@@ -111,14 +115,19 @@ def host_int(name: str, value: object) -> int:
     raise TypeError(f"{name} is {what(value)}; it must be an int that the host knows") from None
 
 
-def length(value: object) -> int | None:
+def length(value: object, name: str = "max_kv_len (kv_seq_len)") -> int | None:
     """`max_kv_len`, which may be None. TypeError or ValueError if it is no length."""
     if value is None:
         return None
-    found = host_int("max_kv_len (kv_seq_len)", value)
+    found = host_int(name, value)
     if found < 0:
-        raise ValueError(f"max_kv_len (kv_seq_len) is {found}; it must not be negative") from None
+        raise ValueError(f"{name} is {found}; it must not be negative") from None
     return found
+
+
+def query_length(value: object) -> int | None:
+    """`max_q_len` likewise."""
+    return length(value, "max_q_len (q_seq_len)")
 
 
 def inputs(
@@ -168,8 +177,6 @@ def fits(
 
 def scale(kv_scale: torch.Tensor, device: torch.device) -> None:
     """Raise what is wrong with a `kv_scale` that is not one element on the device."""
-    if not isinstance(kv_scale, torch.Tensor):
-        raise TypeError(f"kv_scale is {what(kv_scale)}; it must be a tensor of one element on {device}, or None")
     tensor("kv_scale", kv_scale)
     if kv_scale.numel() != 1 or kv_scale.device != device:
         raise ValueError(f"kv_scale is {describe(kv_scale)}; it must have one element, on {device}")

@@ -43,7 +43,9 @@ class Settings(_Strict):
 
     splits: Splits | None = Field(default=None, description="KV splits per query row; `auto` asks the split rule")
     block_n: Annotated[int, OneOf((16, 32, 64, 128, 256))] | None = Field(default=None, description="KV rows of a tile")
-    block_h: Annotated[int, OneOf((16, 32, 64, 128))] | None = Field(default=None, description="heads of a program")
+    block_h: Annotated[int, OneOf((16, 32, 64, 128))] | None = Field(
+        default=None, description="columns of a program: heads, or query tokens x heads of a request"
+    )
     num_warps: Annotated[int, OneOf((1, 2, 4, 8, 16))] | None = Field(
         default=None, description="warps of a stage-1 program"
     )
@@ -69,10 +71,23 @@ class Defaults(Settings):
 
 
 class Shape(Defaults):
-    """One call shape that gets kernels of its own: `batch` query rows over `kv_len` KV rows each."""
+    """One call shape that gets kernels of its own: `batch` requests of `q_len` query tokens over `kv_len` KV rows."""
 
-    batch: Annotated[int, Field(ge=1, le=65536, description="requests of a call (query rows, in fact)")]
+    batch: Annotated[int, Field(ge=1, le=65536, description="requests of a call (query rows, where q_len is 1)")]
+    q_len: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="query tokens of a request (multi-token prediction, speculative decoding)"
+    )
     kv_len: Annotated[int, Field(ge=1, le=16_777_216, description="KV rows of a request")]
+
+    @property
+    def call(self) -> tuple[int, ...]:
+        """(batch, kv_len), and q_len behind them if it is more than 1: how shapes are told apart."""
+        return (self.batch, self.kv_len, self.q_len) if self.q_len > 1 else (self.batch, self.kv_len)
+
+
+def spell(batch: int, kv_len: int, q_len: int = 1) -> str:
+    """A shape as the command line has it: `64x8192`, with several query tokens a request `64x4x8192`."""
+    return f"{batch}x{q_len}x{kv_len}" if q_len > 1 else f"{batch}x{kv_len}"
 
 
 class Model(_Strict):

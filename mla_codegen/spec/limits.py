@@ -68,7 +68,7 @@ class OneRelease(KvLimits):
 
 
 class Limits(OneRelease):
-    """The same, and what differs where one release of Triton compiles the kernels."""
+    """Limits for every kernel, others for one KV element type, and others under one release of Triton."""
 
     per_triton: dict[TritonName, OneRelease] = Field(
         default_factory=dict, description="limits under one release of Triton; they go before all others"

@@ -42,8 +42,6 @@ __all__ = [
     "parse_spec",
 ]
 
-RESERVED = {"dispatch"}  # a module of every build
-
 
 @dataclass(frozen=True)
 class LoadedSpec:
@@ -81,8 +79,8 @@ def spec_name(file: str) -> str:
         reason = "holds other characters than letters, digits, _ and -"
     elif not name.isidentifier():
         reason = "begins with a digit"
-    elif keyword.iskeyword(name) or name in RESERVED:
-        reason = "is taken"
+    elif keyword.iskeyword(name):
+        reason = "is taken by Python"
     if reason:
         what = f"the file name {quoted(stem)} {reason}; it becomes the name of a Python package"
         near = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")

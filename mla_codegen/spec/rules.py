@@ -99,15 +99,16 @@ def _repeats(items: list[Any], loc: Loc, source: Source) -> Iterator[Problem]:
 
 
 def _duplicate_shapes(source: Source) -> Iterator[Problem]:
-    seen: dict[tuple[int, int], int] = {}
+    seen: dict[tuple[int, int, int], int] = {}
     for index, shape in enumerate(_list(source.data.get("shapes"))):
-        batch, kv_len = _dict(shape).get("batch"), _dict(shape).get("kv_len")
-        if not isinstance(batch, int) or not isinstance(kv_len, int):
+        batch, kv_len, q_len = _dict(shape).get("batch"), _dict(shape).get("kv_len"), _dict(shape).get("q_len", 1)
+        if not isinstance(batch, int) or not isinstance(kv_len, int) or not isinstance(q_len, int):
             continue
-        first = seen.setdefault((batch, kv_len), index)
+        first = seen.setdefault((batch, q_len, kv_len), index)
         if first != index:
             line = source.place(("shapes", first))[0]
-            what = f"the shape batch {batch}, kv_len {kv_len} is already on line {line}"
+            tokens = f" q_len {q_len}," if q_len > 1 else ""
+            what = f"the shape batch {batch},{tokens} kv_len {kv_len} is already on line {line}"
             yield Problem(("shapes", index), what, fix="remove one of the two")
 
 
@@ -120,7 +121,7 @@ def _settings_of_one_shape(data: dict[str, Any]) -> Iterator[Problem]:
             if key in Settings.model_fields or key == "per_kv":
                 what = f"{quoted(key)} for one shape: with `batch_invariant` one kernel serves every call"
                 fix = "write it into `defaults`, or remove it"
-                yield Problem(("shapes", index, key), what, "batch, kv_len", fix, at_key=True)
+                yield Problem(("shapes", index, key), what, "batch, q_len, kv_len", fix, at_key=True)
 
 
 def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:

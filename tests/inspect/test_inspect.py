@@ -158,7 +158,7 @@ def test_a_kernel_that_does_not_compile_is_one_row(inspect: Inspect, monkeypatch
         (small("sm_90"), ["--shape", "0x64"], "write BATCHxKV_LEN"),
         (small("sm_90"), ["--kv", "bf16"], "has no bf16 KV; it has fp8_e4m3fn"),
         (small("sm_90"), ["--against", "theirs"], "FILE.py:KERNEL"),
-        (small("sm_90"), ["--triton", "newest"], "is no release of Triton"),
+        (small("sm_90"), ["--triton", "newest"], "unknown Triton release `newest`"),
         (small("sm_89"), [], "sm_89 cannot be inspected; what can: gfx942"),
         (small("sm_90", limits="{vgpr_spill: 0}"), [], "did you mean `vgpr_spills`?"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from isa_kernels import GLUON, TRITON
 
 from mla_codegen.inspect import Case, CompileJob, Failed, JobError, Workload, amd, compile_jobs, inspect_cases, table
+from mla_codegen.inspect import compile as compile_module
 from mla_codegen.inspect.compile import cache_dir, cache_key
 
 FOLD = {"q": "*bf16", "out": "*fp32", "count": "i32"}
@@ -169,7 +170,37 @@ def test_a_damaged_cache_entry_is_compiled_again(rows):
     stored.write_bytes(whole[: len(whole) // 2])
     assert not inspect_cases([case])[0].report.cached
     assert json.loads(gzip.decompress(stored.read_bytes()))["asm"]
-    assert not list(stored.parent.glob("*.part"))
+    assert [path.name for path in stored.parent.glob(".*")] == []
+
+
+RECORD = {"triton": "3.6.0", "asm": "s_endpgm", "metadata": {"shared": 1}, "seconds": 0.25, "notes": []}
+
+
+def test_a_record_that_is_none_of_this_job_s_is_no_record(tmp_path):
+    """Damaged, of another job, another program's, or edited: compiled again, never an error."""
+    path = tmp_path / "key.json.gz"
+    compile_module._write(path, RECORD)
+    whole = path.read_bytes()
+    assert compile_module._read(path) == RECORD
+    sealed = json.loads(gzip.decompress(whole))
+    texts = ["", "{", "[]", "{}", "1", "null", '"text"', "[" * 100_000, json.dumps(RECORD)]
+    texts += [
+        json.dumps({**sealed, "metadata": {}}),
+        json.dumps({**sealed, "seal": 1}),
+        json.dumps({"seal": sealed["seal"]}),
+    ]
+    foreign = [gzip.compress(text.encode()) for text in texts] + [gzip.compress(b"\xff"), b"", b"text", whole[:-9]]
+    middle = len(whole) // 2
+    foreign += [whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :]]
+    for content in foreign:
+        path.write_bytes(content)
+        assert compile_module._read(path) is None, content
+    (tmp_path / "other.json.gz").write_bytes(whole)
+    assert compile_module._read(tmp_path / "other.json.gz") is None
+    path.unlink()
+    path.mkdir()
+    assert compile_module._read(path) is None
+    compile_module._write(path, RECORD)  # the cache is a convenience
 
 
 def test_a_hang_ends_at_the_time_out_with_all_its_processes(cache, tmp_path):

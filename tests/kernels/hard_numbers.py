@@ -1,6 +1,6 @@
 """Inputs whose numbers are hard, for the kernels of every family: NaN and infinity, sinks far above the rest, strides.
 
-Each `hold_...` takes `run(case) -> (out, LSE)`, so that interpreted, emulated and compiled kernels are held to the same.
+Each `hold_...` takes `run(case) -> (out, LSE)`, so that interpreted, emulated and compiled kernels are held alike.
 """
 
 from collections.abc import Callable
@@ -65,6 +65,11 @@ def hold_non_finite(run: Run, kv: str, tile: int, *, heads: int = 16, latent: in
     wrong = bad & ~got_lse.isnan()
     assert not wrong.any(), f"LSE that is not NaN: {rows_of(wrong)}, {got_lse[wrong][:4].tolist()}"
     assert torch.equal(got[~bad], out[~bad]) and torch.equal(got_lse[~bad], lse[~bad]), "others changed"
+    if clean.kv_scale is not None:
+        got, got_lse = run(replace(clean, kv_scale=torch.tensor([INF])))
+        empty = lse == -INF
+        assert (got[empty] == 0).all() and (got_lse[empty] == -INF).all()
+        assert got[~empty].isnan().all() and got_lse[~empty].isnan().all(), "kv_scale is read"
 
 
 SINKS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 18.0)

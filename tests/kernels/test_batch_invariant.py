@@ -16,7 +16,7 @@ from harness import BF16, MODES, PORTABLE_FP8, Builder, Got, Mode, check, make_s
 
 from mla_codegen.check.reference import Case, make_case
 
-BATCHES = (1, 2, 8, 64)
+BATCHES = (1, 2, 8, 64) if torch.cuda.is_available() else (1, 2, 8, 20)  # the interpreter runs a row at a time
 ROWS = 300
 SMALL = {"heads": 1, "latent": 128, "rope": 64}
 WHOLE = {"heads": 16, "latent": 512, "rope": 64}
@@ -111,7 +111,7 @@ def test_it_is_the_mode_that_does_it(build: Builder) -> None:
     case, row = case_of(BF16, SMALL, {})
     alone = kernels.decode(case)
     want = alone[0][row], alone[1][row]
-    case, row = case_of(BF16, SMALL, VARIATIONS["batch 64"])
+    case, row = case_of(BF16, SMALL, VARIATIONS[f"batch {BATCHES[-1]}"])
     assert not same(kernels.decode(case), row, want)
 
 

@@ -8,7 +8,18 @@ from emulated import Emulated
 from hard_numbers import Run, hold_non_finite, hold_ones, hold_sinks
 from harness import EXACT, FP8
 from test_cdna import (
-    CDNA3_BF16, CDNA4_BF16, CDNA4_FP8, EXACT_FP8, FORMS, ONE_FP8, OWN, TILE64, Build, Form, build, case_of,
+    CDNA3_BF16,
+    CDNA4_BF16,
+    CDNA4_FP8,
+    EXACT_FP8,
+    FORMS,
+    ONE_FP8,
+    OWN,
+    TILE64,
+    Build,
+    Form,
+    build,
+    case_of,
 )  # fmt: skip
 
 from mla_codegen.check.emulate.errors import EmulatorError
@@ -54,7 +65,7 @@ def test_ones(form: Form, build: Build) -> None:
 
 @each_form
 def test_sinks(form: Form, build: Build) -> None:
-    """bf16 weights reach as far down as scores do; fp8 ones end where their subnormals do, 10 nats below the largest."""
+    """bf16 weights reach as far down as scores do; fp8 ones end with their subnormals, 10 nats below the largest."""
     one = form.bound == FP8
     hold_sinks(runner(build(form)), form.kv, FP8 if one else EXACT, 0.1 if one else 5e-3, most=10.0 if one else 18.0)
 

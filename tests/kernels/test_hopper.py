@@ -17,7 +17,6 @@ from mla_codegen.check.reference import Case, make_case
 from mla_codegen.inspect import Compiled, compile_jobs
 from mla_codegen.inspect.plans import subjects_of
 from mla_codegen.plan.resolve import PlanError
-from mla_codegen.runtime import builds
 
 
 @dataclass(frozen=True)
@@ -289,13 +288,11 @@ def test_only_what_was_packed_is_widened(compiled: dict[str, Compiled]) -> None:
         assert widened > 64
 
 
-def test_who_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, and with another Triton, Gluon builds are passed over, with the reason."""
+def test_who_may_call(tmp_path: Path) -> None:
+    """On a CPU Gluon builds are passed over, with the reason."""
     if not triton.knobs.runtime.interpret:
         pytest.skip("the dispatcher takes calls on a CPU only where Triton interprets")
     kernels = Kernels(spec_of(BF16), tmp_path, "gluon_only", torch.device("cpu"))
     case = make_case([9], seed=10)
     with pytest.raises(ValueError, match="mla-codegen verify"):
         kernels.decode(case)
-    monkeypatch.setattr(builds, "mismatch", lambda: "Gluon kernels here are written for triton 3.6, found 9.9")
-    assert "found 9.9" in (builds.gluon_unfit("sm_90") or "")

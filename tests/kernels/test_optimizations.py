@@ -14,12 +14,12 @@ from mla_codegen.render.templates import render_kernel
 AMD, NVIDIA = "llvm.amdgcn.rcp.f32", "rcp.approx.ftz.f32"
 SIGNS = {
     "exp2": (r"exp2|LOG2E|LN2|log2", r"tl\.exp\(|tl\.log\("),
-    "fast_rcp": (r"reciprocal", r"1\.0 / total"),
+    "fast_rcp": (r"reciprocal", r"1\.0 / l "),
     "xcd_remap": (r"remap|XCDS", r"program = tl\.program_id\(0\)"),
     "streaming_loads": (r"cache_modifier=\"\.cg\"", None),
     "peeled_tail": (r"whole", None),
     "direct_out": (r"tl\.store\(out \+ at\[:, None\]", r"stage2|partial|SPLITS"),
-    "fp8_mma": (r"WEIGHT_SHIFT|Q_TOP|weights\.to\(tl\.float8", r"tl\.float16"),
+    "fp8_mma": (r"Q_TOP|weights\.to\(tl\.float8", r"tl\.float16"),
     "packed_fp8": (r"WORD|words", None),
 }
 FP8_BASE = {"portable": ["packed_fp8"], "gfx942": ["packed_fp8"], "gfx950": [], "sm_80": ["packed_fp8"], "sm_90": []}

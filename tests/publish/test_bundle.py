@@ -2,8 +2,12 @@
 
 import ast
 import importlib
+import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,33 +130,159 @@ def test_what_it_cannot_serve_is_an_error(submission: Path, device: str) -> None
         module.custom_kernel((q, {"mxfp4": kv_data["mxfp4"]}, *rest))
     with pytest.raises(TypeError, match=r"kv is torch\.float16"):
         module.custom_kernel((q, {"bf16": kv_data["bf16"].half()}, *rest))
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match=r"q has shape \(1, 1, 96\)"):
         module.custom_kernel((q[:, :1], kv_data, *rest))
+    kv = kv_data["fp8"][0]
+    for forgotten in ({"fp8": kv}, {"fp8": (kv, None)}, {"fp8": kv.view(torch.uint8)}, {"bf16": kv}):
+        with pytest.raises(TypeError, match="has no scale"):
+            module.custom_kernel((q, forgotten, *rest))
 
 
+NOT_FINITE = float("nan")
+# What is wrong with a call, and how: (q, kv, scale, qo_indptr, kv_indptr, config) -> the parts that change.
+WRONG: dict[str, Callable[..., dict[str, Any]]] = {
+    "q of two dimensions": lambda q, **_: {"q": q[0]},
+    "other heads": lambda q, **_: {"q": q[:, :1]},
+    "a narrow q": lambda q, **_: {"q": q[..., :64]},
+    "q not dense": lambda q, **_: {"q": q.repeat_interleave(2, -1)[..., ::2]},
+    "q in fp16": lambda q, **_: {"q": q.half()},
+    "kv in fp16": lambda kv, **_: {"kv": kv.half()},
+    "a narrow kv": lambda kv, **_: {"kv": kv[..., :64].contiguous()},
+    "kv not contiguous": lambda kv, **_: {"kv": kv.repeat(2, 1, 1)[::2]},
+    "kv with two heads": lambda kv, **_: {"kv": kv.repeat(1, 2, 1)},
+    "kv of one dimension": lambda kv, **_: {"kv": kv.flatten()},
+    "a scale that is a number": lambda **_: {"scale": 0.5},
+    "two scales": lambda scale, **_: {"scale": scale.repeat(2)},
+    "ranges in fp32": lambda qo_indptr, **_: {"qo_indptr": qo_indptr.float()},
+    "KV ranges in int16": lambda kv_indptr, **_: {"kv_indptr": kv_indptr.short()},
+    "a request less": lambda kv_indptr, **_: {"kv_indptr": kv_indptr[:-1]},
+    "no ranges": lambda qo_indptr, **_: {"qo_indptr": qo_indptr[:0], "kv_indptr": qo_indptr[:0]},
+    "ranges of two dimensions": lambda qo_indptr, **_: {"qo_indptr": qo_indptr[None]},
+    "ranges not contiguous": lambda qo_indptr, **_: {"qo_indptr": qo_indptr.repeat_interleave(2)[::2]},
+    "a length that is a tensor": lambda kv_indptr, **_: {"config": {"kv_seq_len": kv_indptr[-1]}},
+    "a length with a fraction": lambda **_: {"config": {"kv_seq_len": 7.5}},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("form", ["fp8", "bf16"])
+def test_wrong_calls_are_refused_as_the_folder_refuses_them(
+    submission: Path, folder: ModuleType, device: str, form: str, what: str
+) -> None:
+    (q, kv_data, qo_indptr, kv_indptr, config), _ = make_data([9, 40], kv_seq_len=40, model=MODEL, device=device)
+    kv, scale = kv_data["fp8"] if form == "fp8" else (kv_data["bf16"], torch.ones(1, device=device))
+    call = {"q": q, "kv": kv, "scale": scale, "qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "config": config}
+    changes = WRONG[what](**call)
+    call |= {**changes, "config": {**config, **changes.get("config", {})}}
+    data = (call["q"], {form: (call["kv"], call["scale"])}, call["qo_indptr"], call["kv_indptr"], call["config"])
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        folder.custom_kernel(data)
+    with pytest.raises(theirs.type):
+        load_submission(submission).custom_kernel(data)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [({}, TypeError), ({"sm_scale": "0.1"}, TypeError), ({"sm_scale": NOT_FINITE}, TypeError)]
+    + [({"sm_scale": 1, "kv_seq_len": value}, error) for value, error in ((-1, ValueError), (True, TypeError))],
+)
+def test_numbers_that_are_none(submission: Path, device: str, config: dict[str, Any], error: type[Exception]) -> None:
+    (*data, _), _ = make_data([5], kv_seq_len=5, model=MODEL, device=device)
+    with pytest.raises(error, match="config"):
+        load_submission(submission).custom_kernel((*data, config))
+
+
+@pytest.mark.parametrize("part", ["q", "kv", "qo_indptr", "kv_indptr"])
+@pytest.mark.parametrize("value", [None, [1.0], torch.zeros(1, device="meta")], ids=["none", "list", "meta"])
+def test_what_is_no_tensor_is_a_type_error(submission: Path, device: str, part: str, value: object) -> None:
+    (q, kv_data, qo, kv_ends, config), _ = make_data([5], kv_seq_len=5, model=MODEL, device=device)
+    call: dict[str, Any] = {"q": q, "kv": kv_data["bf16"], "qo_indptr": qo, "kv_indptr": kv_ends, part: value}
+    kv_data = {"bf16": (call["kv"], None)}
+    with pytest.raises(TypeError, match=rf"{part} is .*; it must be a tensor"):
+        load_submission(submission).custom_kernel((call["q"], kv_data, call["qo_indptr"], call["kv_indptr"], config))
+
+
+RUNTIME = ROOT / "mla_codegen" / "runtime"
 RAGGED = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml") if "layout: paged" not in path.read_text())
+
+
+@cache
+def shipped(name: str) -> tuple[Plan, str]:
+    """A shipped spec's plan and bundle."""
+    plan = make_plan(load_spec(ROOT / "specs" / f"{name}.yaml").spec, f"specs/{name}.yaml")
+    return plan, bundle(plan)
 
 
 @pytest.mark.parametrize("name", RAGGED)
 def test_every_shipped_spec_bundles_into_the_folder_s_code(name: str) -> None:
     """Under the old names each definition is what it was; nothing else is in the file but the table of calls."""
-    path = ROOT / "specs" / f"{name}.yaml"
-    plan = make_plan(load_spec(path).spec, f"specs/{name}.yaml")
-    text = bundle(plan)
+    plan, text = shipped(name)
     assert refusals(text) == []
     have = {bound_name(node): node for node in ast.parse(text).body if bound_name(node)}
     texts = [bundle_module._reworded(text) for text in render_kernels(list(plan.kernels))]
     kernels = [parse_module(kernel.name, text) for kernel, text in zip(plan.kernels, texts, strict=True)]
-    helpers = [parse_module("splits", (ROOT / "mla_codegen" / "runtime" / "splits.py").read_text(encoding="utf-8"))]
     used = {module for kernel in kernels for module in kernel.given.values()}
-    helpers += [parse_module(part, bundle_module.render_part(bundle_module.PARTS[part])) for part in sorted(used)]
-    merged = merge([*helpers, *kernels])
-    for module in (*helpers, *kernels):
+    helpers = [parse_module(part, bundle_module.render_part(bundle_module.PARTS[part])) for part in sorted(used)]
+    rule = [parse_module(name, (RUNTIME / f"{name}.py").read_text(encoding="utf-8")) for name in ("splits", "choice")]
+    modules = [*helpers, *kernels, *rule]
+    merged = merge(modules)
+    for module in modules:
         old_names = {new: old for (where, old), new in merged.names.items() if where == module.name}
         for definition in module.definitions.values():
             node = have[merged.names[module.name, definition.name]]
             assert dump(node, old_names) == dump(definition.node, {}), f"{module.name}.{definition.name}"
     assert set(merged.names.values()) <= set(have)
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_nothing_in_a_bundle_is_dead(name: str) -> None:
+    """Everything at the top is used by something that `custom_kernel` uses, every kernel of the plan among it."""
+    plan, text = shipped(name)
+    uses: dict[str, set[str]] = {}
+    for node in ast.parse(text).body:
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        bound = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+        for one in bound or {bound_name(node)}:
+            if one is not None:
+                uses[one] = names
+    reached, new = {"custom_kernel"}, {"custom_kernel"}
+    while new:
+        new = set().union(*(uses[one] for one in new)) & uses.keys() - reached
+        reached |= new
+    assert uses.keys() == reached
+    assert re.findall(r'^    "(\w+)": run\w*,$', text, re.M) == [kernel.name for kernel in plan.kernels]
+
+
+CALLS = ((1, 2, 4, 63, 64, 256, 257), (0, 1, 1024, 3000, 8192), (None, 1, 9000, 1 << 17))  # rows, mean, longest
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_a_bundle_chooses_as_the_folder_does(name: str) -> None:
+    """Its rule and its tables, run by themselves: whatever the call, the kernel that the folder's dispatcher takes."""
+    plan, text = shipped(name)
+    rule = [node for file in ("splits", "choice") for node in ast.parse((RUNTIME / f"{file}.py").read_text()).body]
+    wanted = {bound_name(node) for node in rule} - {None} | {"SHAPES", "GENERAL"}
+    top = [node for node in ast.parse(text).body if bound_name(node) in wanted]
+    parts: dict[str, Any] = {}
+    exec(compile(ast.Module(top, []), "bundle", "exec"), parts)
+    found = set()
+    for kv in plan.spec.dtypes.kv:
+        choice = parts["Choice"](parts["SHAPES"][kv], parts["General"](**parts["GENERAL"][kv]))
+        for rows, mean, longest in product(*CALLS):
+            assert choice.choose(rows, mean, longest) == plan.choice(kv).choose(rows, mean, longest)
+            found.add(choice.choose(rows, mean, longest)[0])
+        assert not plan.balanced(kv) or f"{kv}_balanced" in found
+
+
+def test_black_would_change_nothing(tmp_path: Path) -> None:
+    """As its own command judges, in the generated package, in the goldens, and in every shipped spec's bundle."""
+    for name in RAGGED:
+        (tmp_path / f"{name}.py").write_text(shipped(name)[1], encoding="utf-8")
+    paths = [str(tmp_path), "generated", "tests/render/golden"]
+    command = [sys.executable, "-m", "black", "--check", "--config", "pyproject.toml", *paths]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def bound_name(node: ast.stmt) -> str | None:
@@ -196,9 +326,9 @@ def test_verify_refuses_half_the_kv_and_passes_all_of_it(tmp_path: Path) -> None
     """By `verify` on a file that is not ours, in the server's form."""
     path = tmp_path / "submission.py"
     path.write_text(HALF.replace("SHARE", "2"))
-    assert all(result.passed for result in verify_submission(path, device="cpu"))
+    assert all(result.passed for result in verify_submission(path, device="cpu", processes=1))
     path.write_text(HALF.replace("SHARE", "1"))
-    results = verify_submission(path, device="cpu")
+    results = verify_submission(path, device="cpu", processes=1)
     assert not any(result.passed for result in results if "5, " not in result.kernel)
 
 
@@ -222,7 +352,7 @@ def test_the_commands(tmp_path: Path) -> None:
     made = run.invoke(app, ["bundle", str(spec), "-o", str(out), "--leaderboard", "mla", "--gpu", "H100"])
     assert made.exit_code == 0 and "kernels in" in made.output
     assert out.read_text().startswith("#!POPCORN leaderboard mla\n#!POPCORN gpu H100\n# Generated")
-    verified = run.invoke(app, ["verify", str(out)])
+    verified = run.invoke(app, ["verify", str(out), "--jobs", "1"])
     assert verified.exit_code == 0, verified.output
     refused = run.invoke(app, ["bundle", str(spec), "-o", str(tmp_path / "no.py"), "--gpu", "two words"])
     assert refused.exit_code == 2 and not (tmp_path / "no.py").exists()

@@ -87,7 +87,7 @@ def test_a_bundle_runs_unchanged(tmp_path: Path, kinds: list[str]) -> None:
 def test_half_of_the_kv_passes_there_and_not_here(tmp_path: Path) -> None:
     said = serve(tmp_path, HALF, [config(2, 2048, 16, 512, 64)])
     assert said["results"][0]["leaderboard"]["fp8"] and said["results"][0]["errors"]["fp8"] > 0.5
-    results = verify_submission(tmp_path / "submission.py", device="cpu")
+    results = verify_submission(tmp_path / "submission.py", device="cpu", processes=1)
     assert [result.kernel for result in results if result.passed] == []
     assert all("all forms" in result.kernel for result in results)
 

@@ -19,6 +19,7 @@ from builds import plan_of, spec_of
 from jinja2 import nodes
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.releases import REFERENCE, release_of
 from mla_codegen.plan.kernel import KernelPlan
 from mla_codegen.plan.resolve import Plan, make_plan
 from mla_codegen.publish.write import fresh_build
@@ -35,7 +36,7 @@ SPECS = sorted((GOLDEN / "specs").glob("*.yaml"))
 
 
 def golden_plan(path: Path) -> Plan:
-    return make_plan(load_spec(path).spec, f"specs/{path.name}")
+    return make_plan(load_spec(path).spec, f"specs/{path.name}", release_of(REFERENCE))
 
 
 def combination(kernel: KernelPlan) -> str:

@@ -46,8 +46,7 @@ def settings(ranks: int) -> Iterator[Setting]:
         yield Setting(f"{name}, ragged query rows", LENS, [3, 1, 2, 1], placement, run, index=torch.int64)
         yield Setting(f"{name}, fewer rows than ranks", [1], 1, placement, run)
         yield Setting(f"{name}, no rows at all", [0], 1, placement, run)
-    nothing_on_the_first = [0, 8] if ranks == 2 else [0, 5, 0, 3]
-    yield Setting("a rank without rows", LENS, [1, 1, 1, 3], shares=nothing_on_the_first)
+    yield Setting("ranks without rows", LENS, [1, 1, 1, 3], shares=[0, 8, *[0] * (ranks - 2)])
     yield Setting("shared memory, ragged query rows", LENS, [3, 1, 2, 1], "round_robin", peers=True)
     yield Setting("shared memory, other places", [66], 2, "contiguous", kv="fp8_e4m3fn", peers=True)
     yield Setting("shared memory, a rank without rows", [1, 0], 1, peers=True)

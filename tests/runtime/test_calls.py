@@ -10,8 +10,8 @@ import triton
 from builds import plan_of, spec_of, tables
 
 from mla_codegen.runtime import calls
-from mla_codegen.runtime.choice import Choice
 from mla_codegen.runtime.splits import choose_splits
+from mla_codegen.runtime.tables import Shaped
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="calls here are made on the CPU")
 
@@ -61,7 +61,7 @@ def call(rows: int = 4, kv_rows: int = 64, *, heads: int = 16, **changes: Any) -
         "q": torch.zeros(rows, heads, 576, dtype=torch.bfloat16),
         "kv": torch.zeros(kv_rows, 576, dtype=torch.bfloat16),
         "qo_indptr": indptr,
-        "kv_indptr": indptr,
+        "kv_indptr": indptr.clamp(max=kv_rows),
         "sm_scale": 0.1,
     }
     return {**arguments, **changes}
@@ -99,7 +99,7 @@ def test_without_a_length_the_mean_decides(dispatcher: Recorded) -> None:
 
 def test_the_choice_is_remembered(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher.mla_decode(**call(), max_kv_len=1024)
-    monkeypatch.setattr(Choice, "choose", lambda *_: pytest.fail("chosen again"))
+    monkeypatch.setattr(Shaped, "choose", lambda *_: pytest.fail("chosen again"))
     dispatcher.mla_decode(**call(), max_kv_len=1024)
     assert len(dispatcher.seen) == 2
 
@@ -154,6 +154,33 @@ def test_custom_kernel_without_a_form_that_was_built(dispatcher: Recorded) -> No
         dispatcher.custom_kernel(data)
 
 
+FORGOTTEN = {
+    "fp8 alone": lambda kv: {"fp8": kv.to(torch.float8_e4m3fn)},
+    "a pair without": lambda kv: {"fp8": (kv.to(torch.float8_e4m3fn), None)},
+    "bytes": lambda kv: {"fp8": kv.to(torch.float8_e4m3fn).view(torch.uint8)},
+    "bf16 under the name": lambda kv: {"fp8": kv},
+    "under another name": lambda kv: {"bf16": kv.to(torch.float8_e4m3fn)},
+    "beside another": lambda kv: {"bf16": kv, "fp8": kv.to(torch.float8_e4m3fn)},
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_a_scale_is_not_forgotten(dispatcher: Recorded, name: str) -> None:
+    given = call()
+    data = (given["q"], FORGOTTEN[name](given["kv"]), given["qo_indptr"], given["kv_indptr"], {"sm_scale": 1.0})
+    with pytest.raises(TypeError, match=r"kv_data\['\w+'\] has no scale, .*give \(kv, scale\)"):
+        dispatcher.custom_kernel(data)
+    assert not dispatcher.seen
+
+
+def test_what_needs_no_scale_may_come_as_a_pair(dispatcher: Recorded) -> None:
+    given = call()
+    for form in (given["kv"], (given["kv"], None), [given["kv"], torch.ones(1)]):
+        data = (given["q"], {"bf16": form, "fp8": None}, given["qo_indptr"], given["kv_indptr"], {"sm_scale": 1.0})
+        dispatcher.custom_kernel(data)
+    assert len(dispatcher.seen) == 3
+
+
 TARGET_CASES = [("gfx942", "gfx942"), ("sm_80", "portable"), ("cpu", "portable")]
 
 
@@ -201,8 +228,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "kv dtype": ({"kv": torch.zeros(64, 576)}, TypeError, "kv is torch.float32; .* Add the dtype to `dtypes: kv`"),
     "kv columns": ({"kv": torch.zeros(64, 512, dtype=BF16)}, ValueError, "rows of 512 columns, q of 576"),
     "kv strides": ({"kv": torch.zeros(64, 640, dtype=BF16)[:, :576]}, ValueError, "its rows must be contiguous"),
-    "kv device": ({"kv": META}, ValueError, "kv is on meta, q on cpu"),
-    "indptr device": ({"kv_indptr": torch.zeros(5, dtype=INT, device="meta")}, ValueError, "kv_indptr is on meta"),
+    "kv device": ({"kv": META}, TypeError, "kv is on meta, where tensors have no values"),
+    "indptr device": ({"kv_indptr": torch.zeros(5, dtype=INT, device="meta")}, TypeError, "kv_indptr is on meta"),
     "indptr dtype": ({"qo_indptr": torch.zeros(5)}, TypeError, "qo_indptr is torch.float32; it must be int32 or int64"),
     "indptr lengths": ({"kv_indptr": torch.zeros(4, dtype=INT)}, ValueError, r"kv_indptr \(4,\); both must be"),
     "indptr strides": ({"qo_indptr": torch.zeros(10, dtype=INT)[::2]}, ValueError, "qo_indptr has strides"),
@@ -212,9 +239,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"both must be \[batch",
     ),
     "kv heads": ({"kv": torch.zeros(64, 2, 576, dtype=BF16)}, ValueError, r"it must be \[total_kv, 576\]"),
-    "kv_scale number": ({"kv_scale": 0.5}, TypeError, "kv_scale is 0.5; it must be a tensor of one element on cpu"),
+    "kv_scale number": ({"kv_scale": 0.5}, TypeError, r"kv_scale is 0.5; it must be a tensor: torch.tensor\(\[0.5\]\)"),
     "kv_scale size": ({"kv_scale": torch.zeros(2)}, ValueError, "must have one element"),
-    "out shape": ({"out": torch.zeros(4, 16, 576, dtype=BF16)}, ValueError, r"out is .*shape \(4, 16, 512\)"),
+    "out shape": ({"out": torch.zeros(4, 16, 576, dtype=BF16)}, ValueError, r"out is .*shape \(4, 16, 576\)"),
     "out dtype": ({"out": torch.zeros(4, 16, 512)}, ValueError, "out is torch.float32"),
     "lse dtype": ({"lse": torch.zeros(4, 16, dtype=BF16)}, ValueError, "lse is torch.bfloat16"),
     "kv_visible": ({"kv_visible": torch.zeros(3, dtype=INT)}, ValueError, r"must be contiguous int32 \[4\] on cpu"),
@@ -226,10 +253,15 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "length tensor": (
         {"max_kv_len": torch.tensor(5)},
         TypeError,
-        "max_kv_len .* is tensor.*an int that the host knows",
+        "max_kv_len .* is a Tensor.*an int that the host knows",
     ),
     "length float": ({"max_kv_len": 5.0}, TypeError, "max_kv_len .* is 5.0; it must be an int"),
-}
+    "length negative": ({"max_kv_len": -5}, ValueError, "max_kv_len .* is -5; it must not be negative"),
+    "out with grad": (
+        {"out": torch.zeros(4, 16, 512, dtype=BF16, requires_grad=True)}, ValueError, "out requires grad.*decode only",
+    ),
+    "lse with grad": ({"lse": torch.zeros(4, 16, requires_grad=True)}, ValueError, "lse requires grad.*decode only"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -242,7 +274,7 @@ def test_a_wrong_call_is_told_what_is_wrong(dispatcher: Recorded, name: str) -> 
 
 def test_ranges_are_not_left_out(dispatcher: Recorded) -> None:
     given = call(4)
-    with pytest.raises(ValueError, match="kv_indptr is missing"):
+    with pytest.raises(TypeError, match="kv_indptr is None; it must be a tensor"):
         dispatcher.custom_kernel((given["q"], {"bf16": given["kv"]}, given["qo_indptr"], None, {"sm_scale": 1.0}))
     assert not dispatcher.seen
 

@@ -156,6 +156,37 @@ def test_every_byte_of_a_pair_to_f16(asm: str, low: bool) -> None:
     assert_same_bits(out, columns.view(torch.float8_e4m3fn).half())
 
 
+@triton.jit
+def scaled(target, number, factor, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(target + at, number)
+    tl.store(target + N + at, number + number)
+    tl.store(target + 2 * N + at, at.to(tl.int64) * number)
+    tl.store(target + 3 * N + at, at * factor)
+
+
+@triton.jit(do_not_specialize=["number"])
+def as_given(target, number):
+    tl.store(target, number)
+
+
+@pytest.mark.parametrize(
+    "number", [1, -1, 2**31 - 1, 2**31, 2**31 + 16, 3 * 2**30, 2**32 - 1, 2**32, 2**40 + 3, -(2**33)]
+)
+def test_numbers_of_64_bits(number: int) -> None:
+    """Strides and counts come as they are: from 2^31 on an int64, also up to 2^32."""
+    out = torch.full((4, 4), -7, dtype=torch.int64)
+    scaled[(1,)](out, number, 2**31 // 4, N=4)
+    wanted = [[number] * 4, [number * 2 if number < 2**30 or number >= 2**31 else -2] * 4]
+    assert out[:1].tolist() == wanted[:1]
+    if number != 2**31 - 1:  # int32 and int32 is int32
+        assert out[1:2].tolist() == wanted[1:]
+    assert out[2].tolist() == [i * number for i in range(4)]
+    alone = torch.zeros(2, dtype=torch.int64)
+    as_given[(1,)](alone, number)
+    assert alone.tolist() == [number, 0]
+
+
 def test_assembly_without_a_twin_is_named() -> None:
     with pytest.raises(Exception, match=r"no plain twin of this assembly.*bfe\.u32"):
         assembly[(1,)](BYTES.float(), BYTES.float(), ASM="bfe.u32 $0, $1;", CONSTRAINTS="=r,r", PACK=1, N=256)
@@ -167,6 +198,6 @@ def test_a_symbol_without_a_twin_is_named() -> None:
 
 
 def test_correcting_twice_changes_nothing() -> None:
-    before = interpreter.interpreter.GridExecutor.__call__
+    before = interpreter.interpreter.InterpretedFunction.run
     interpreter.correct()
-    assert interpreter.interpreter.GridExecutor.__call__ is before
+    assert interpreter.interpreter.InterpretedFunction.run is before

@@ -139,7 +139,7 @@ WRONG = {
     ),
     "float table": (lambda c: {"block_table": c.block_table.half()}, T, r"block_table is torch\.float16"),
     "no query ranges": ({"qo_indptr": torch.zeros(0, dtype=torch.int32)}, V, r"qo_indptr has shape \(0,\); it must be"),
-    "elsewhere": (lambda c: {"block_table": c.block_table.to("meta")}, V, "block_table is on meta, q on"),
+    "elsewhere": (lambda c: {"block_table": c.block_table.to("meta")}, T, "block_table is on meta, where"),
     "heads of KV": (lambda c: {"kv": c.kv[:, :, None].expand(-1, -1, 2, -1)}, V, r"is \[pages, page_size, 96\]"),
     "columns": (lambda c: {"kv": c.kv[..., :64].contiguous()}, V, "kv has rows of 64 columns, q of 96"),
     "gaps": (lambda c: {"kv": c.kv.repeat(2, 1, 1)[::2]}, V, "rows must be contiguous"),

@@ -1,7 +1,7 @@
 """Calls from several threads at once: on streams of their own, into cold caches, and through a full cache of choices.
 
-What runs without a GPU is the host's part: the dispatcher's choices, the import of kernels, the descriptors' cache. No
-kernel runs there, since Triton's interpreter runs one at a time.
+What runs without a GPU is the host's part (the dispatcher's choices, imports of kernels, the descriptors' cache), and
+kernels in Triton's interpreter and in the emulator, which keep their state in globals: one launch waits for another.
 """
 
 import sys
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from steps import H200, SMALL, Step, built
 
+from mla_codegen.check.emulate.loader import load
 from mla_codegen.publish.write import read_manifest
 from mla_codegen.runtime import descriptors
 from mla_codegen.runtime.builds import target_of
@@ -106,6 +107,50 @@ def test_kernels_are_imported_once(tmp_path: Path) -> None:
         wanted = [sys.modules[f"threads_imports.spec.{name}"] for name in names[thread % 3 :] + names[: thread % 3]]
         assert all(module is one for module, one in zip(modules, wanted, strict=True))
         assert all(callable(module.run) for module in modules)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here, not interpreted")
+def test_interpreted_kernels(tmp_path: Path) -> None:
+    """Of two packages, each thread with calls of its own kind, results against float64."""
+    packages = [built(SMALL, tmp_path, f"threads_cpu_{at}") for at in range(2)]
+    cpu = torch.device("cpu")
+    kinds = [("bf16", 4, 64), ("bf16", 3, 32), ("fp8_e4m3fn", 4, 64), ("fp8_e4m3fn", 2, 10)]
+
+    def many(thread: int) -> None:
+        kv, batch, room = kinds[thread % 4]
+        step = Step(packages[thread // 4], kv, batch, 1, room * batch, room, cpu)
+        for turn in range(2):
+            step.fill([(7 * thread + 5 * turn + 3 * i) % (room + 1) for i in range(batch)], seed=thread)
+            step.decode()
+            step.check()
+
+    together(many)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_emulated_kernels() -> None:
+    """Different numbers of programs and of elements: a program that met another's state would show."""
+    source = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy(source, target, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at) + tl.num_programs(0))
+"""
+    kernel = load(source, "threads_emulated", arch="sm_90").copy
+
+    def many(thread: int) -> bool:
+        programs, block = thread + 1, 16 << thread % 3
+        source = torch.arange(programs * block, dtype=torch.float32)
+        target = torch.full_like(source, float("nan"))
+        kernel[(programs,)](source, target, BLOCK=block)
+        return torch.equal(target, source + programs)
+
+    assert together(many) == [True] * THREADS
 
 
 @pytest.mark.usefixtures("hasty")

@@ -108,8 +108,7 @@ def test_a_spec_is_named_by_its_file(file: str, name: str) -> None:
     ("file", "reason"),
     [
         ("300mi.yaml", "begins with a digit"),
-        ("dispatch.yaml", "is taken"),
-        ("class.yaml", "is taken"),
+        ("class.yaml", "is taken by Python"),
         ("mi#300.yaml", "other characters"),
         ("größe.yaml", "other characters"),
     ],
@@ -314,3 +313,30 @@ def test_valid_specs_load_whatever_their_order(spec: dict[str, object], flow: bo
 def test_a_key_of_any_text_is_reported_at_its_place(key: str) -> None:
     text = f"target: sm_90\n{json.dumps(key)}: 1\nshapes: [{{batch: 4, kv_len: 1024}}]\n"
     assert message(text).startswith("test.yaml:2:1: unknown key ")
+
+
+@pytest.mark.parametrize("spelled", ["3.8", '"3.8"', "'3.8'"])
+def test_a_release_of_triton_is_taken_as_it_is_written(spelled: str) -> None:
+    """3.8 is a number to YAML, and 3.10 would be 3.1."""
+    text = f"target: sm_90\ntriton: {spelled}\nshapes: [{{batch: 4, kv_len: 64}}]\n"
+    assert parse_spec(text, "test.yaml").spec.triton == "3.8"
+
+
+def test_limits_under_one_release_go_before_all_others() -> None:
+    limits = """\
+limits:
+  registers: 168
+  vgpr_spills: 0
+  per_kv: {bf16: {registers: 160, hot_loop_per_64_rows: {valu: 230, matrix: 68}}}
+  per_triton:
+    "3.8": {registers: 200, per_kv: {bf16: {hot_loop_per_64_rows: {valu: 250}}}}
+    3.9: {vgpr_spills: 2}
+"""
+    spec = parse_spec(f"target: sm_90\nshapes: [{{batch: 4, kv_len: 64}}]\n{limits}", "test.yaml").spec
+    own = {"registers": 160, "vgpr_spills": 0, "hot_loop_per_64_rows": {"valu": 230, "matrix": 68}}
+    assert spec.limits.of("bf16") == spec.limits.of("bf16", triton="3.6") == own
+    there = {"registers": 200, "vgpr_spills": 0, "hot_loop_per_64_rows": {"valu": 250, "matrix": 68}}
+    assert spec.limits.of("bf16", triton="3.8") == there
+    assert spec.limits.of("bf16", triton="3.9") == {**own, "vgpr_spills": 2}
+    assert spec.limits.of("fp16", triton="3.8") == {"registers": 200, "vgpr_spills": 0}
+    assert spec.limits.of("bf16", stage_2=True, triton="3.9") == {"vgpr_spills": 2}

@@ -12,13 +12,15 @@ from typing import Any
 
 import triton
 
+from mla_codegen.catalog.releases import RELEASES
 from mla_codegen.check.emulate.errors import EmulatorError, watch
 
 try:
     from mla_codegen.check.emulate import namespaces
 except ImportError as missing:
     raise EmulatorError(
-        f"triton {triton.__version__} has not the Gluon that the emulator models ({missing})", "install triton 3.6"
+        f"triton {triton.__version__} has not the Gluon that the emulator models ({missing})",
+        f"install a triton of {', '.join(RELEASES)}",
     ) from missing
 
 ARCHES = ("sm_90", "gfx942", "gfx950")

@@ -94,12 +94,7 @@ class Buffer:
         elements = sum(spans) + 1 if tensor.numel() else 0
         flat = tensor.detach().as_strided((elements,), (1,), tensor.storage_offset())
         self.bytes: NDArray[np.uint8] = flat.view(torch.uint8).numpy() if elements else np.zeros(0, np.uint8)
-        self.gaps: NDArray[np.bool_] | None = None
-        if elements and elements != tensor.numel():
-            member = torch.zeros(elements, dtype=torch.bool)
-            member.as_strided(tensor.shape, tensor.stride()).fill_(True)
-            if not bool(member.all()):
-                self.gaps = (~member).numpy()
+        self.steps = _steps(tensor) if elements != tensor.numel() else []
         shadow = _shadow(tensor) if elements else None
         self.shadow = None if shadow is None else shadow[tensor.storage_offset() * self.itemsize :]
         self.writers: NDArray[np.int32] | None = None  # 1 + number of the last program that stored each element
@@ -115,6 +110,22 @@ class Buffer:
 
     def describe(self) -> str:
         return f"{self.name} {list(self.tensor.shape)} {str(self.tensor.dtype).removeprefix('torch.')}"
+
+
+def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """(size, stride) of the dimensions, the largest stride first, by which an offset is told from a gap.
+
+    Empty: no gap is looked for, because elements overlap.
+    """
+    steps = sorted(
+        ((n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1), key=lambda step: -step[1]
+    )
+    inner = 0  # span of the dimensions within
+    for count, stride in reversed(steps):
+        if stride <= inner:
+            return []
+        inner += (count - 1) * stride
+    return steps
 
 
 def _first(bad: NDArray[np.bool_]) -> tuple[int, ...]:
@@ -161,10 +172,11 @@ def _checked(
         bad = mask & ((index < 0) | (index >= elements))
         if bad.any():
             _fault(buffer, size, index, bad, verb, others)
-    if buffer.gaps is not None:
-        inside = np.where(mask, index, 0) if mask is not None else index
-        in_gap = buffer.gaps[inside * size // buffer.itemsize]
-        bad = in_gap if mask is None else in_gap & mask
+    if buffer.steps:
+        rest = np.asarray(index) * size // buffer.itemsize
+        for count, stride in buffer.steps:  # what is left once the elements before are counted off
+            rest = rest - np.minimum(rest // stride, count - 1) * stride
+        bad = rest != 0 if mask is None else (rest != 0) & mask
         if bad.any():
             _fault(buffer, size, index, bad, verb, others)
 

@@ -1,8 +1,6 @@
 """The last step: winners into the spec file, after the plan has agreed that the new text says what was measured."""
 
 import difflib
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from mla_codegen.measure.tune.search import Found
 from mla_codegen.measure.tune.settings import needed
 from mla_codegen.measure.tune.space import as_candidate, bare
 from mla_codegen.plan.resolve import PlanError, make_plan
+from mla_codegen.publish.files import replace_file
 from mla_codegen.render.templates import render_kernel
 from mla_codegen.spec.errors import SpecError
 from mla_codegen.spec.load import parse_spec
@@ -23,12 +22,12 @@ class ApplyError(Exception):
 
 def tuned_shapes(founds: Sequence[Found]) -> list[Tuned]:
     """What each shape with a winner needs to say."""
-    by_shape: dict[tuple[int, int], dict[str, Any]] = {}
+    by_shape: dict[tuple[int, ...], dict[str, Any]] = {}
     for found in founds:
         if found.improved:
             shape = found.space.shape
-            by_shape.setdefault((shape.batch, shape.kv_len), {})[found.space.kv] = needed(found.space, found.winner)
-    return [Tuned(batch, kv_len, per_kv) for (batch, kv_len), per_kv in by_shape.items()]
+            by_shape.setdefault(shape.call, {})[found.space.kv] = needed(found.space, found.winner)
+    return [Tuned(batch, kv_len, per_kv, *q_len) for (batch, kv_len, *q_len), per_kv in by_shape.items()]
 
 
 def new_text(path: Path, founds: Sequence[Found], where: str, day: str) -> tuple[str, str]:
@@ -48,13 +47,9 @@ def new_text(path: Path, founds: Sequence[Found], where: str, day: str) -> tuple
         old = {kernel.name: bare(kernel) for kernel in make_plan(before, "").kernels}
     except (SpecError, PlanError, EditError) as error:
         raise ApplyError(_by_hand(path, str(error), winners)) from error
-    want = {
-        (str(found.space.kv), found.space.shape.batch, found.space.shape.kv_len): found.winner.source
-        for found in founds
-        if found.improved
-    }
+    want = {(str(found.space.kv), *found.space.shape.call): found.winner.source for found in founds if found.improved}
     for kernel in kernels:
-        wanted = want.get((kernel.kv, kernel.batch or 0, kernel.kv_len or 0))
+        wanted = want.get((kernel.kv, *kernel.call))
         right = bare(kernel) == old[kernel.name] if wanted is None else render_kernel(as_candidate(kernel)) == wanted
         if not right:
             reason = f"{kernel.name} would not be the kernel that it should be (has the file changed, or an anchor?)"
@@ -76,15 +71,5 @@ def diff(path: Path, text: str, changed: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Atomically, with the file's own permissions: a reader sees the old file or the new one."""
-    mode = path.stat().st_mode & 0o777
-    target = path.resolve()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Atomically, with the file's own permissions; of a link, what it leads to."""
+    replace_file(path.resolve(), text)

@@ -13,10 +13,12 @@ from typing import Any
 import yaml
 
 from mla_codegen.measure.tune.settings import Overrides, for_shape
+from mla_codegen.spec.datamodel import spell
 
-PROVENANCE = re.compile(r"# tuned (?P<kv>\S+) on (?P<where>.+?) \((?P<day>[\d-]+)\):(?P<shapes>( \d+x\d+)+)\s*$")
+PROVENANCE = re.compile(r"# tuned (?P<kv>\S+) on (?P<where>.+?) \((?P<day>[\d-]+)\):(?P<shapes>( \d+(x\d+){1,2})+)\s*$")
 ORDER = (
     "batch",
+    "q_len",
     "kv_len",
     "family",
     "splits",
@@ -40,10 +42,11 @@ class Tuned:
     batch: int
     kv_len: int
     per_kv: Mapping[str, Overrides]
+    q_len: int = 1
 
     @property
     def shape(self) -> str:
-        return f"{self.batch}x{self.kv_len}"
+        return spell(self.batch, self.kv_len, self.q_len)
 
 
 def edit(text: str, winners: list[Tuned], kvs: list[str], where: str, day: str) -> str:
@@ -150,7 +153,8 @@ def _node_of(text: str, winner: Tuned) -> Any:
     found = None
     for index, item in enumerate(shapes.value):
         said = {key.value: value.value for key, value in item.value if isinstance(value, yaml.ScalarNode)}
-        if (said.get("batch"), said.get("kv_len")) == (str(winner.batch), str(winner.kv_len)):
+        named = (said.get("batch"), said.get("kv_len"), said.get("q_len", "1"))
+        if named == (str(winner.batch), str(winner.kv_len), str(winner.q_len)):
             found = index
     if found is None:
         raise EditError(f"the shape {winner.shape} is not written out in one place")

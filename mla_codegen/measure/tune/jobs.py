@@ -61,7 +61,7 @@ def _call(
 ) -> Any:
     return dispatch(built.folder, built.package).mla_decode(
         q=case.q, qo_indptr=case.qo_indptr, sm_scale=case.sm_scale, kv_scale=case.kv_scale,
-        max_kv_len=workload.kv_len, out=out, return_lse=return_lse, **kv,
+        max_kv_len=workload.kv_len, max_q_len=workload.q_len, out=out, return_lse=return_lse, **kv,
     )  # fmt: skip
 
 
@@ -90,7 +90,8 @@ def _check(job: Check, where: str) -> str:
     built, workload = job.built, job.workload
     case = make_case(
         ragged(workload.batch, built.tile, built.splits), heads=workload.heads, latent=workload.latent,
-        rope=workload.rope, q_dtype=workload.q, kv_dtype=workload.kv, seed=job.seed,
+        rope=workload.rope, q_lens=[max(1, workload.q_len - request % 3) for request in range(workload.batch)],
+        q_dtype=workload.q, kv_dtype=workload.kv, seed=job.seed,
     ).to(where)  # fmt: skip
     out = _poison(workload, case)
     with poisoned(workload, case.q.device):

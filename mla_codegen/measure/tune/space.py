@@ -17,6 +17,7 @@ from mla_codegen.catalog.targets import TARGETS
 from mla_codegen.measure.workload import Workload, workload_of
 from mla_codegen.plan.families import FAMILIES
 from mla_codegen.plan.resolve import KernelPlan, Plan, PlanError, make_plan
+from mla_codegen.plan.work import power_of_two
 from mla_codegen.render.templates import render_kernel
 from mla_codegen.spec.datamodel import KVDtype, Settings, Shape, Spec
 
@@ -82,7 +83,7 @@ class Space:
         self.spec, self.shape, self.kv = spec, shape, kv
         self.target = TARGETS[spec.target]
         self.current = self.candidate({})
-        self.workload = workload_of(self.current.plan, kv, shape.batch, shape.kv_len)
+        self.workload = workload_of(self.current.plan, kv, shape.batch, shape.kv_len, shape.q_len)
         layers = (shape.per_kv.get(kv), shape, spec.defaults.per_kv.get(kv), spec.defaults)
         asked = next((layer.family for layer in layers if layer is not None and layer.family), None)
         names = self.target.families if asked is None else (asked,)
@@ -97,7 +98,7 @@ class Space:
         if not self.target.waves_per_eu:
             knobs.pop("waves_per_eu", None)
         if "block_h" in knobs:
-            enough = max(16, 1 << (self.spec.model.num_heads - 1).bit_length())
+            enough = max(16, power_of_two(self.spec.model.num_heads * self.shape.q_len))
             knobs["block_h"] = tuple(heads for heads in knobs["block_h"] if heads <= enough)
         if "splits" in knobs:
             knobs["splits"] = tuple(splits for splits in knobs["splits"] if splits <= self.shape.kv_len)
@@ -127,7 +128,8 @@ class Space:
         tiles = -(-self.shape.kv_len // kernel.block_n)
         if settings and splits > tiles:
             return f"{splits} splits of {tiles} tiles"
-        if settings and splits > 1 and self.shape.batch * kernel.head_blocks * splits > MAX_WAVES * kernel.places:
+        programs = self.shape.batch * kernel.programs_of(self.shape.q_len) * splits
+        if settings and splits > 1 and programs > MAX_WAVES * kernel.places:
             return f"{splits} splits are more than {MAX_WAVES} waves of programs"
         return plan
 

@@ -60,8 +60,8 @@ class Details:
     compute         element type of the products; `2 x`: q is two numbers of it; the weights' behind
     kind            folder of templates
     fp8             the KV is fp8: rows are read as 32-bit words; row: those, or bf16 numbers, of a KV row
-    taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it; fp8_max: its largest number; fp8_one: the
-                    byte of 1.0
+    taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it
+    fp8_max         its largest number; fp8_one: its byte of 1.0
     kv_unit         what 1.0 of the bytes taken so stands for; repair_zero: -0 of e4m3fn must be cleared
     weight_shift    power of two that weights are multiplied by before they become fp8
     numbers         fp8 numbers that q becomes; the weights are fp8 if it is 1, else bf16

@@ -21,6 +21,7 @@ class Family(ABC):
     name      also the folder of its templates
     gluon     its stage 1 is Gluon, which Triton's interpreter does not run
     balances  it has kernels whose programs share out the tiles of all query rows
+    packs     it has kernels whose blocks of columns take several query tokens of a request
     tiles     KV comes by TMA: stage 1 takes descriptors instead of a pointer
     always    optimisations that its kernels have in any case; never: those that they lack, with the reason
     settings  settings of a spec that concern it alone
@@ -30,6 +31,7 @@ class Family(ABC):
     name: ClassVar[str]
     gluon: ClassVar[bool] = False
     balances: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
     tiles: ClassVar[bool] = False
     always: ClassVar[frozenset[str]] = frozenset()
     never: ClassVar[Mapping[str, str]] = {}
@@ -67,6 +69,14 @@ class Family(ABC):
             warps=8 if at_once and splits > MERGE_TILE else 4,
             columns=request.latent,
         )
+
+    def unpacked(self, request: Request, resources: Resources) -> str | None:
+        """Why a block of columns takes one query token of several; None: it takes as many as it has room for."""
+        if not self.packs:
+            return f"the family {self.name} has no blocks of several query tokens"
+        if request.heads % resources.block_h == 0:
+            return f"blocks of {resources.block_h} columns divide the {request.heads} heads of a query token"
+        return None
 
     def bounds(self, details: Any) -> tuple[float, float]:
         """Errors of the output and of the LSE that are allowed."""

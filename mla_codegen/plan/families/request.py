@@ -53,6 +53,7 @@ class Request:
     """One kernel to resolve. `options`: optimisations in force.
 
     page_size  KV rows of a page; None: the rows of a request are consecutive ones
+    q_len      query tokens of a request
     """
 
     target: Target
@@ -65,6 +66,12 @@ class Request:
     options: tuple[str, ...]
     knobs: Knobs
     page_size: int | None = None
+    q_len: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Query tokens x heads of a request."""
+        return self.q_len * self.heads
 
     @property
     def row(self) -> int:

@@ -10,6 +10,9 @@ from mla_codegen.runtime.formats import ELEMENTS
 from mla_codegen.spec.errors import Problem
 
 LN2 = 0.6931471805599453
+# What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
+# f16, and every number below has few enough digits to stay exact.
+KEY_FACTOR = 36864.0
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -22,13 +25,18 @@ class Details:
     taken_as       the format that fp8 bytes are taken for; tl_fp8: as Triton names it
     word           integer type of words that hold several columns, or what columns are read as one by one
     columns        columns of a word
-    latent_operand, rope_operand    a tile's columns, or words of them, as the products take them
+    latent_value   a tile's columns, or words of them, as values; latent_key, rope_key: as keys, which make NaN of bytes
+                   that are NaN, so that the row's weight is NaN; pair_key: the same of one column of a pair, `{}`
     rope_bytes     pointer type of rope columns where they are read by the byte; rope_zero: zero of it
     decode_step    file of templates/steps that splits words of 16 bits
     kv_factor      what 1.0 of the decoded KV stands for
     q_top          power of two that each head's largest |q| is scaled to; 0: q is used as it is
     q_parts        the tensors that q is split into
-    weight_shift   added to the exponent of the weights, so that small ones survive fp8; weight_scale: that as a factor
+    weight_shift   added to the exponent of the weights, so that small ones survive; weight_scale: as a factor
+    sums_rounded   the softmax sum is of the rounded weights; else rounding is too fine to matter
+    key_factor     factor of f16 keys, by which those that are NaN become infinite; 0: keys are used as they are
+    zero_sign_is_nan   of fp8 bytes that are decoded by shifts 0x80 is NaN
+    reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     """
 
@@ -37,8 +45,10 @@ class Details:
     taken_as: str
     word: str
     columns: int = 1
-    latent_operand: str = "latent"
-    rope_operand: str = "rope"
+    latent_value: str = "latent"
+    latent_key: str = "latent"
+    rope_key: str = "rope"
+    pair_key: str = "{}"
     rope_bytes: str = ""
     rope_zero: str = "0.0"
     decode_step: str = ""
@@ -47,6 +57,10 @@ class Details:
     q_parts: tuple[str, ...] = ("q_latent", "q_rope")
     weight_shift: float = 0
     weight_scale: int = 1
+    sums_rounded: bool = False
+    key_factor: float = 0.0
+    zero_sign_is_nan: bool = False
+    reads_infinity: bool = False
     repair_zero: bool = False
     row_words: int = 0
     casts_q: bool = False
@@ -58,6 +72,31 @@ class Details:
     @property
     def more_q_parts(self) -> tuple[str, ...]:
         return self.q_parts[1:]
+
+    @property
+    def weights_in(self) -> str:
+        return "fp8" if ELEMENTS[self.compute].fp8 else "f16"
+
+    @property
+    def masked_score(self) -> str:
+        """Score of a row past the end."""
+        return "LOWEST" if self.reads_infinity else 'float("-inf")'
+
+    @property
+    def even_latent_key(self) -> str:
+        return self.pair_key.format("even(latent)")
+
+    @property
+    def odd_latent_key(self) -> str:
+        return self.pair_key.format("odd(latent)")
+
+    @property
+    def even_rope_key(self) -> str:
+        return self.pair_key.format("even(rope)")
+
+    @property
+    def odd_rope_key(self) -> str:
+        return self.pair_key.format("odd(rope)")
 
     @property
     def tl_compute(self) -> str:
@@ -127,29 +166,33 @@ def _decode(request: Request) -> Details:
     if fp8_mma and packed:
         return Details(
             "quads", taken_as, taken_as, "int32", 4, kv_factor=factor, repair_zero=repair,
-            latent_operand="repair(latent)" if repair else "latent",
-            rope_operand="repair_bytes(rope)" if repair else "rope",
+            latent_value="repair(latent)" if repair else "latent",
+            latent_key="repair_keys(latent)" if repair else "latent",
+            rope_key="repair_key_bytes(rope)" if repair else "rope",
             rope_bytes="tl.uint8" if repair else tl_name(taken_as), rope_zero="0" if repair else "0.0",
             q_parts=(*(f"q_latent_{j}" for j in range(4)), "q_rope"),
         )  # fmt: skip
     if fp8_mma:
         return Details("plain", taken_as, taken_as, taken_as, kv_factor=factor)
     if packed:
-        by_hardware = target.pair_decode and kv == "fp8_e4m3fn"  # its conversion is of e4m3fn alone
-        bias = 256.0 if kv == "fp8_e4m3fn" else 128.0  # e4m3's exponent bias is 7 (fnuz: 8), f16's 15
-        return Details(
-            "pairs", "fp16", taken_as, "int16", 2, kv_factor=1.0 if by_hardware else bias,
-            decode_step=f"steps/pairs_{'asm' if by_hardware else 'bits'}.py.jinja",
+        pairs = Details(
+            "pairs", "fp16", taken_as, "int16", 2, decode_step="steps/pairs_bits.py.jinja",
             q_parts=("q_latent_even", "q_latent_odd", "q_rope_even", "q_rope_odd"),
         )  # fmt: skip
+        if kv != "fp8_e4m3fn":  # its exponent bias is 8, f16's 15
+            return replace(pairs, kv_factor=128.0, pair_key="number({})", zero_sign_is_nan=True)
+        if target.pair_decode:
+            return replace(pairs, decode_step="steps/pairs_asm.py.jinja")
+        return replace(pairs, kv_factor=256.0, pair_key="{} * KEY_FACTOR", key_factor=KEY_FACTOR)
     widened = ("latent.to(tl.float16)", "rope.to(tl.float16)")
-    return Details("plain", "fp16", taken_as, taken_as, latent_operand=widened[0], rope_operand=widened[1])
+    return Details("plain", "fp16", taken_as, taken_as, latent_value=widened[0], rope_key=widened[1])
 
 
 class Triton(Family):
     """Plain Triton."""
 
     name = "triton"
+    packs = True
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
         "block_n": (16, 32, 64, 128),
@@ -182,11 +225,11 @@ class Triton(Family):
         def memory(block_n: int, block_h: int) -> int:
             return shared_bytes(request, block_n, block_h, num_stages)
 
-        heads = (
-            16 if request.heads <= 16 else 64 if request.heads > 32 and memory(16, 64) <= target.shared_bytes else 32
-        )
-        block_h = knobs.take("block_h", heads)
-        num_warps = knobs.take("num_warps", 8 if block_h >= 64 else 4)
+        columns = request.columns
+        most = 16 if columns <= 16 else 64 if columns > 32 and memory(16, 64) <= target.shared_bytes else 32
+        block_h = knobs.take("block_h", most)
+        wide = 64 if request.q_len == 1 else 32  # 4 warps of a masked block of 32 columns spill
+        num_warps = knobs.take("num_warps", 8 if block_h >= wide else 4)
         waves = knobs.take("waves_per_eu", 0 if target.waves_per_eu else None)
         fits = [n for n in (64, 32, 16) if memory(n, block_h) <= target.shared_bytes]
         block_n = knobs.take("block_n", fits[0] if fits else 16)
@@ -218,14 +261,17 @@ class Triton(Family):
         """The rest of what the templates place."""
         found = _decode(request)
         fp8_mma = "fp8_mma" in request.options and request.format.fp8
-        bits = 7 if found.compute == "fp8_e4m3fnuz" else 8  # e4m3fnuz ends at 240, e4m3fn at 448; weights end at 1
+        # The largest weight is 2^bits: e4m3fnuz ends at 240, e4m3fn at 448, f16 at 65504; bf16 reaches as far as fp32.
+        bits = {"fp8_e4m3fnuz": 7, "fp8_e4m3fn": 8, "fp16": 15, "bf16": 0}[found.compute]
         unscaled = found.compute in ("bf16", request.q)
         return replace(
             found,
             q_top=0 if unscaled else 64 if fp8_mma else 1,
             casts_q=unscaled and found.compute != request.q,
-            weight_shift=0 if not fp8_mma else bits if "exp2" in request.options else bits * LN2,
-            weight_scale=1 << bits if fp8_mma else 1,
+            weight_shift=bits if "exp2" in request.options else bits * LN2,
+            weight_scale=1 << bits,
+            sums_rounded=fp8_mma,
+            reads_infinity=not request.format.fp8 or found.key_factor > 0,
             row_words=request.row // found.columns,
         )
 
