@@ -70,17 +70,12 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
             mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
         pages = [plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged")
+        tokens = ["several query tokens"] * plan.for_several_tokens
         builds[plan.name] = {
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV{plan.spec.kv.words})",
-            "serves": [
-                plan.target.name,
-                model.num_heads,
-                model.kv_lora_rank + model.qk_rope_head_dim,
-                *pages,
-                *["several query tokens"] * plan.for_several_tokens,
-            ],  # fmt: skip
+            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages, *tokens],
             "tables": VERSION,
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
