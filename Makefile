@@ -8,6 +8,7 @@
 #   make drift      fail if generated/ is not what the specs and templates give for the reference release of Triton
 #   make renew      write anew what the tests compare with: golden files, messages of broken specs, the JSON Schema
 #   make inspect    hold what the compiler makes of the shipped specs to their limits
+#   make compiled   execute a sample of what the compiler makes for AMD, on the CPU, against float64
 #   make wheel      build a wheel, install it alone and use it outside of the checkout
 #   make newest     build, compile and verify one spec of each family under the newest release of Triton
 
@@ -24,7 +25,7 @@ SPECS ?= $(sort $(wildcard specs/*.yaml))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-for-mla-codegen
 
-.PHONY: verify test smoke lint format drift renew inspect wheel newest
+.PHONY: verify test smoke lint format drift renew inspect compiled wheel newest
 
 verify: $(READY)
 	$(BIN)/mla-codegen build $(SPECS)
@@ -58,6 +59,9 @@ inspect: $(READY)
 	$(BIN)/mla-codegen inspect $(filter-out specs/portable%,$(SPECS)) --check --sample
 	$(BIN)/mla-codegen inspect specs/portable.yaml --check --shape 64x8192
 	$(BIN)/mla-codegen inspect specs/portable_paged.yaml --check --shape 64x8192 --kv bf16
+
+compiled: $(READY)
+	$(BIN)/mla-codegen verify specs/mi300.yaml specs/mi355x.yaml --compiled --quick --shape 64x8192 --shape 256x1024
 
 renew: $(READY)
 	$(BIN)/mla-codegen schema > mla-codegen.schema.json

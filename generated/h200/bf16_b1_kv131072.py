@@ -191,9 +191,9 @@ def stage1(
 
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     if kv_scale is None:
-        unit = 1.0
+        scale = 1.0
     else:
-        unit = gl.load(kv_scale)
+        scale = gl.load(kv_scale)
     rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
@@ -216,7 +216,7 @@ def stage1(
 
     word_ring = latent_ring._reinterpret(gl.int32, [STAGES, BLOCK_N, WORDS], KV_WORDS)
     weights_shared = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
-    score_scale = sm_scale * unit * LOG2E
+    score_scale = sm_scale * scale * LOG2E
     no_scores = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD)
     l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)  # one sum for each row of the tile: added up at the end
@@ -242,11 +242,11 @@ def stage1(
         scores = gl.where((n < left)[:, None], scores, LOWEST)
 
         m_new = gl.maximum(m, gl.max(scores, 0))
-        shrink = gl.exp2(m - m_new)
+        alpha = gl.exp2(m - m_new)
         scores = scores - m_new[None, :]
         weights = gl.exp2(scores)
-        l = l * shrink[None, :] + (weights + 0.0 * scores)  # NaN for a score of -inf, which comes of an infinite number
-        acc = acc * shrink[None, :]
+        l = l * alpha[None, :] + (weights + 0.0 * scores)  # NaN for a score of -inf, which comes of an infinite number
+        acc = acc * alpha[None, :]
         m = m_new
         weights_shared.store(weights.to(gl.bfloat16))
         fence_async_shared()  # wgmma reads the weights through the async proxy
@@ -267,7 +267,7 @@ def stage1(
 
     total = gl.sum(l, 0)
     log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = gl.where(total == 0, 0.0, unit / total)  # nothing visible: out 0
+    norm = gl.where(total == 0, 0.0, scale / total)  # nothing visible: out 0
     acc = acc * norm[None, :]
     columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
     head = first_head + gl.arange(0, BLOCK_H, HEAD)

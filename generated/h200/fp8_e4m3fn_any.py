@@ -216,9 +216,9 @@ def stage1(
 
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     if kv_scale is None:
-        unit = 1.0
+        scale = 1.0
     else:
-        unit = gl.load(kv_scale)
+        scale = gl.load(kv_scale)
     rows_per_split = gl.cdiv(gl.cdiv(visible, splits), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
@@ -256,7 +256,7 @@ def stage1(
     q_rope_shared.slice(0, BLOCK_H).store(q_rope_high)
     q_latent_shared.slice(BLOCK_H, BLOCK_H).store((q_latent - q_latent_high.to(gl.float32)).to(gl.float8e4nv))
     q_rope_shared.slice(BLOCK_H, BLOCK_H).store((q_rope - q_rope_high.to(gl.float32)).to(gl.float8e4nv))
-    score_scale = gl.convert_layout(q_max * (sm_scale * unit * LOG2E / FP8_MAX), HEAD_OF_SCORES)
+    score_scale = gl.convert_layout(q_max * (sm_scale * scale * LOG2E / FP8_MAX), HEAD_OF_SCORES)
     fence_async_shared()  # wgmma reads q through the async proxy
     gl.thread_barrier()
 
@@ -305,14 +305,14 @@ def stage1(
         scores = gl.where((n < left)[:, None], scores, float("-inf"))
 
         m_new = gl.maximum(m, gl.max(scores, 0) - WEIGHT_SHIFT)
-        shrink = gl.exp2(m - m_new)
+        alpha = gl.exp2(m - m_new)
         weights = gl.exp2(scores - m_new[None, :])
-        l = l * shrink[None, :] + weights
+        l = l * alpha[None, :] + weights
         m = m_new
         weights_shared.store(weights.to(gl.float16))
-        shrink = gl.convert_layout(shrink, HEAD_OF_OUTPUT)
-        even = even * shrink[None, :]
-        odd = odd * shrink[None, :]
+        alpha = gl.convert_layout(alpha, HEAD_OF_OUTPUT)
+        even = even * alpha[None, :]
+        odd = odd * alpha[None, :]
         for start in gl.static_range(0, BLOCK_N, V_ROWS):
             p = weights_shared.slice(start, V_ROWS).load(WEIGHTS)
             v_even, v_odd = split_pairs(pairs.slice(start, V_ROWS).permute((1, 0)).load(VALUES))
@@ -332,7 +332,7 @@ def stage1(
 
     total = gl.sum(l, 0)
     log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = gl.convert_layout(gl.where(total == 0, 0.0, unit / total), HEAD_OF_OUTPUT)  # nothing visible: out 0
+    norm = gl.convert_layout(gl.where(total == 0, 0.0, scale / total), HEAD_OF_OUTPUT)  # nothing visible: out 0
     even = even * norm[None, :]
     odd = odd * norm[None, :]
     pair = gl.arange(0, PAIRS, gl.SliceLayout(1, OUTPUT))
@@ -374,11 +374,11 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc / some)

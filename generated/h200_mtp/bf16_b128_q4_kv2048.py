@@ -117,12 +117,12 @@ def fold(scores, latent, m, l, acc):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
     seen = tl.where(m_new > LOWEST, m_new, 0.0)  # a column that has seen nothing: every weight 0
-    shrink = tl.math.exp2(m - seen)
+    alpha = tl.math.exp2(m - seen)
     scores -= seen[:, None]
     weights = tl.math.exp2(scores)
-    l = l * shrink + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
+    l = l * alpha + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
     weights = weights.to(tl.bfloat16)
-    acc = tl.dot(weights, latent, acc * shrink[:, None])
+    acc = tl.dot(weights, latent, acc * alpha[:, None])
     return m_new, l, acc
 
 
@@ -146,17 +146,17 @@ def stage1(
     latent = tl.arange(0, LATENT)
     rope = tl.arange(0, ROPE)
     q_heads = q + (row.to(tl.int64) * stride_qt + heads.to(tl.int64) * stride_qh)[:, None]
-    real = column < (q_end - q_begin) * HEADS
-    q_latent = tl.load(q_heads + latent[None, :], mask=real[:, None], other=0.0)
-    q_rope = tl.load(q_heads + LATENT + rope[None, :], mask=real[:, None], other=0.0)
+    head_mask = column < (q_end - q_begin) * HEADS
+    q_latent = tl.load(q_heads + latent[None, :], mask=head_mask[:, None], other=0.0)
+    q_rope = tl.load(q_heads + LATENT + rope[None, :], mask=head_mask[:, None], other=0.0)
 
     kv_begin, limit = limits_of(row, request, q_begin, q_end, kv_indptr, kv_visible, batch)
     visible = tl.max(limit, 0)
     least = tl.min(limit, 0)
     begin, end = 0, visible
 
-    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
-    score_scale = sm_scale * unit * LOG2E
+    scale = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * scale * LOG2E
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -174,10 +174,10 @@ def stage1(
     # Tiles that not every column sees whole: rows past the end are read as zeros, and rows past a column's limit get no
     # weight there.
     for start in tl.range(whole, end, BLOCK_N, num_stages=1):
-        here = n < end - start
+        row_mask = n < end - start
         tile = kv + (kv_begin + start) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0, cache_modifier=".cg")
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0, cache_modifier=".cg")
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0.0, cache_modifier=".cg")
+        kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0.0, cache_modifier=".cg")
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
         # 0 x NaN is NaN: a KV row that makes the scores of all columns NaN or infinite reaches those that see it by its scores
         # alone, and the others not at all.
@@ -186,11 +186,11 @@ def stage1(
         scores = tl.where((start + n)[None, :] < limit[:, None], scores, LOWEST)
         m, l, acc = fold(scores, kv_latent, m, l, acc)
 
-    norm = tl.where(l == 0.0, 0.0, reciprocal(l) * unit)[:, None]  # nothing visible: out 0
+    norm = tl.where(l == 0.0, 0.0, reciprocal(l) * scale)[:, None]  # nothing visible: out 0
     at = row.to(tl.int64) * HEADS + heads
-    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm, mask=real[:, None])
+    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm, mask=head_mask[:, None])
     log_sum = m + tl.math.log2(l)
-    tl.store(lse + at, log_sum * LN2, mask=real)
+    tl.store(lse + at, log_sum * LN2, mask=head_mask)
 
 
 def scratch(total_q):

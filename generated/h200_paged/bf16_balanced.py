@@ -54,7 +54,7 @@ HEADS = gl.constexpr(16)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
 PAGE_SIZE = gl.constexpr(64)  # KV rows of a page
-PLACES = gl.constexpr(132)  # programs of a head block that the device runs at once
+RESIDENT = gl.constexpr(132)  # programs of a head block that the device runs at once
 MAX_ROWS = gl.constexpr(256)  # query rows of a call
 CHOICES = gl.constexpr(8)  # shares that are considered, from the mean to twice as much
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
@@ -278,9 +278,9 @@ def stage1(
 
     first_page, visible = locate(row, qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_stride)
     if kv_scale is None:
-        unit = 1.0
+        scale = 1.0
     else:
-        unit = gl.load(kv_scale)
+        scale = gl.load(kv_scale)
     row_tiles = gl.maximum(gl.cdiv(visible, BLOCK_N), 1)
     row_programs = gl.cdiv(row_tiles, tiles_each)
     if program == first:
@@ -309,7 +309,7 @@ def stage1(
 
     word_ring = latent_ring._reinterpret(gl.int32, [STAGES, BLOCK_N, WORDS], KV_WORDS)
     weights_shared = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
-    score_scale = sm_scale * unit * LOG2E
+    score_scale = sm_scale * scale * LOG2E
     no_scores = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD)
     l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)  # one sum for each row of the tile: added up at the end
@@ -336,11 +336,11 @@ def stage1(
         scores = gl.where((n < left)[:, None], scores, LOWEST)
 
         m_new = gl.maximum(m, gl.max(scores, 0))
-        shrink = gl.exp2(m - m_new)
+        alpha = gl.exp2(m - m_new)
         scores = scores - m_new[None, :]
         weights = gl.exp2(scores)
-        l = l * shrink[None, :] + (weights + 0.0 * scores)  # NaN for a score of -inf, which comes of an infinite number
-        acc = acc * shrink[None, :]
+        l = l * alpha[None, :] + (weights + 0.0 * scores)  # NaN for a score of -inf, which comes of an infinite number
+        acc = acc * alpha[None, :]
         m = m_new
         weights_shared.store(weights.to(gl.bfloat16))
         fence_async_shared()  # wgmma reads the weights through the async proxy
@@ -362,7 +362,7 @@ def stage1(
 
     total = gl.sum(l, 0)
     log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = gl.where(total == 0, 0.0, unit / total)  # nothing visible: out 0
+    norm = gl.where(total == 0, 0.0, scale / total)  # nothing visible: out 0
     acc = acc * norm[None, :]
     columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
     head = first_head + gl.arange(0, BLOCK_H, HEAD)
@@ -401,11 +401,11 @@ def stage2(partial, partial_lse, shares, out, lse, COLUMN_BLOCKS: tl.constexpr):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc / some)
@@ -418,7 +418,7 @@ KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value)
 
 def programs_for(total_q):
     """Programs of stage 1, of a head block: whole waves of them, and at least twice as many as query rows."""
-    return PLACES.value * max(1, -(-2 * total_q // PLACES.value))
+    return RESIDENT.value * max(1, -(-2 * total_q // RESIDENT.value))
 
 
 def scratch(total_q):

@@ -14,22 +14,21 @@ Stage 1 folds tiles of 128 KV rows into a running softmax, with 8 waves:
     QK   S [16, 128]  the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
     PV   O [16, 512]  the waves share out the latent columns: 64 a wave; P crosses the waves through LDS
 
-q and P would lose most of their precision in fp8, so each is two fp8 numbers: the rounded one and what rounding
-left (8 significant bits). The scaled MMA makes up for it: 16x16x128 does in one instruction what takes four of
-16x16x32, so both parts cost half of what one cost before. The 64 rope columns fill half of its K: q's two parts
-stand side by side there, over the same keys twice. Its block scales all are 1; KV's own scale goes into the scores
-and the result.
+q and P would lose most of their precision in fp8. q is two fp8 numbers: the rounded one and what rounding left (8
+significant bits). The scaled MMA makes up for it: 16x16x128 does in one instruction what takes four of 16x16x32, so
+both parts cost half of what one cost before. The 64 rope columns fill half of its K: q's two parts stand side
+by side there, over the same keys twice. Its block scales all are 1; KV's own scale goes into the scores and the result.
+P is bf16, which has room for weights far below the largest, and V is widened to bf16, exactly, two numbers an instruction.
 
 K is read from LDS as it lies: 16 neighbouring bytes a lane, twice (k_width 16). V goes through the transposing
-LDS read (ds_read_b64_tr_b8). The tile of 128 rows is what K = 128 of the MMA asks for in PV, and 8 waves
-keep two on each SIMD.
+LDS read (ds_read_b64_tr_b8). 8 waves keep two on each SIMD.
 
 A tile is always 128 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
 repeats are masked; a request with fewer than 128 visible rows repeats its last row instead. So only the last tile,
 peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
 its way into registers.
 
-74 KB of LDS and 8 waves of at most 256 registers a lane: room for one program on a CU.
+76 KB of LDS and 8 waves of at most 256 registers a lane: room for one program on a CU.
 
 Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
 score scale carries log2 e).
@@ -53,19 +52,23 @@ BLOCK_H = gl.constexpr(16)  # heads of a program
 XCDS = gl.constexpr(8)
 FP8 = gl.constexpr(gl.float8e4nv)  # fp8_e4m3fn
 FP8_MAX = gl.constexpr(448.0)
-P_SHIFT = gl.constexpr(8.0)  # weights times 2^8 (< FP8_MAX): small ones stay clear of fp8's subnormals
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.0e38)  # score of a masked row: no weight, but finite
 
-MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 128], True, [1, 8]))
+# QK: 128 fp8 numbers deep; PV: 32 bf16 numbers. What they yield lies alike.
+WIDE_MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 128], True, [1, 8]))
+WIDE_A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, WIDE_MMA, 16))
+WIDE_B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, WIDE_MMA, 16))
+MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 32], True, [1, 8]))
 MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
 MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
-OUT, OUT_ROW, OUT_COLUMN = MMA, MMA_ROW, MMA_COLUMN  # O is stored as it was multiplied
-A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 16))
-B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 16))
+OUT_ROW = MMA_ROW
+OUT_COLUMN = MMA_COLUMN
+A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 8))
+B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 8))
 # Half a K of the wide MMA: the order in which 64 numbers, then the same 64 again, make up its operand.
-HALF_MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 32], True, [1, 8]))
-HALF_B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, HALF_MMA, 16))
+HALF_B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 16))
 # Global loads: 16 bytes a lane.
 Q_LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [8, 1], [1, 0]))
 Q_ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [4, 16], [8, 1], [1, 0]))
@@ -79,7 +82,7 @@ ROPE_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
 ROPE_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 2, 4, [1, 0]))
 Q_FP8 = gl.constexpr(gl.SwizzledSharedLayout(16, 1, 8, [1, 0]))
 Q_FP8_WORDS = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-Q_WORDS = gl.constexpr(gl.DotOperandLayout(0, HALF_MMA, 4))
+Q_WORDS = gl.constexpr(gl.DotOperandLayout(0, MMA, 4))
 # Partial row maxima: every lane reads all of its row's.
 MAXIMA_SHARED = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [1, 0]))
 MAXIMA = gl.constexpr(
@@ -182,6 +185,12 @@ def two_fp8(x):
 
 
 @gluon.jit
+def ones():
+    """A V of ones."""
+    return gl.full([BLOCK_N, 16], 1.0, gl.bfloat16, B_OPERAND)
+
+
+@gluon.jit
 def row_max(scores):
     """Maximum of each row of S.
 
@@ -192,37 +201,44 @@ def row_max(scores):
     maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 16], MAXIMA_SHARED, partial)
     return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
 
+@gluon.jit
+def weights_of(below):
+    """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""
+    return gl.exp2(below) + below * 0.0
+
 
 @gluon.jit
 def score(q_latent, q_latent_rest, q_rope, latent, rope, score_scale):
     """S [16, 128] of the tile in LDS, in units of log2."""
-    keys = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).permute([1, 0]).load(B_OPERAND)
+    keys = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).permute([1, 0]).load(WIDE_B_OPERAND)
     rope_keys = rope._reinterpret(FP8, [BLOCK_N, ROPE], ROPE_FP8).permute([1, 0]).load(HALF_B_OPERAND)
     rope_keys = gl.reshape(gl.permute(gl.join(rope_keys, rope_keys), [2, 0, 1]), [2 * ROPE, BLOCK_N])
-    rope_keys = gl.convert_layout(rope_keys, B_OPERAND, assert_trivial=True)
-    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    scores = cdna4.mfma_scaled(query_operand(q_latent, LATENT, A_OPERAND), None, "e4m3", keys, None, "e4m3", scores)
+    rope_keys = gl.convert_layout(rope_keys, WIDE_B_OPERAND, assert_trivial=True)
+    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, WIDE_MMA)
     scores = cdna4.mfma_scaled(
-        query_operand(q_latent_rest, LATENT, A_OPERAND), None, "e4m3", keys, None, "e4m3", scores
+        query_operand(q_latent, LATENT, WIDE_A_OPERAND), None, "e4m3", keys, None, "e4m3", scores
     )
     scores = cdna4.mfma_scaled(
-        query_operand(q_rope, 2 * ROPE, A_OPERAND), None, "e4m3", rope_keys, None, "e4m3", scores
+        query_operand(q_latent_rest, LATENT, WIDE_A_OPERAND), None, "e4m3", keys, None, "e4m3", scores
     )
-    return scores * score_scale
+    scores = cdna4.mfma_scaled(
+        query_operand(q_rope, 2 * ROPE, WIDE_A_OPERAND), None, "e4m3", rope_keys, None, "e4m3", scores
+    )
+    return gl.convert_layout(scores, MMA, assert_trivial=True) * score_scale
 
 
 @gluon.jit
 def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
+    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums.
+
+    The weights are summed as they are multiplied, rounded: by the MMA, with a V of ones.
+    """
     m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - (m_new - P_SHIFT)[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
-    p, p_rest = two_fp8(weights)
-    values = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).load(B_OPERAND)
-    acc = acc * shrink[:, None]
-    acc = cdna4.mfma_scaled(gl.convert_layout(p, A_OPERAND), None, "e4m3", values, None, "e4m3", acc)
-    acc = cdna4.mfma_scaled(gl.convert_layout(p_rest, A_OPERAND), None, "e4m3", values, None, "e4m3", acc)
+    alpha = gl.exp2(m - m_new)
+    p = gl.convert_layout(weights_of(scores - m_new[:, None]).to(gl.bfloat16), A_OPERAND)
+    weight_sums = cdna4.mfma(p, ones(), weight_sums * alpha[:, None])
+    values = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).load(B_OPERAND).to(gl.bfloat16)
+    acc = cdna4.mfma(p, values, acc * alpha[:, None])
     return m_new, weight_sums, acc
 
 
@@ -273,8 +289,8 @@ def stage1(
     rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
     rope_column = gl.arange(0, 2 * ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))  # its parts are to lie side by side
     rope_from = LATENT + rope_column % ROPE
-    q_latent = gl.load(q + ((latent_head * stride_qh)[:, None] + latent_column[None, :]))
-    q_rope = gl.load(q + ((rope_head * stride_qh)[:, None] + rope_from[None, :]))
+    q_latent = gl.load(q + ((latent_head.to(gl.int64) * stride_qh)[:, None] + latent_column[None, :]))
+    q_rope = gl.load(q + ((rope_head.to(gl.int64) * stride_qh)[:, None] + rope_from[None, :]))
     q_latent = q_latent.to(gl.float32)
     q_rope = q_rope.to(gl.float32)
     top = gl.convert_layout(gl.max(gl.abs(q_rope), 1), gl.SliceLayout(1, Q_LATENT_LOAD))
@@ -288,15 +304,15 @@ def stage1(
     q_latent_rest = keep_query(q_latent_rest, LATENT)
     q_rope, q_rope_rest = two_fp8(q_rope)
     q_rope = keep_query(gl.where((rope_column < ROPE)[None, :], q_rope, q_rope_rest), 2 * ROPE)
-    unit = 1.0
+    scale = 1.0
     if kv_scale is not None:
-        unit = gl.load(kv_scale)
-    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * unit / FP8_MAX))[:, None]
+        scale = gl.load(kv_scale)
+    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * scale / FP8_MAX))[:, None]
 
     latent = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, LATENT // 4], LATENT_WORDS)
     rope = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, ROPE // 4], ROPE_WORDS)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
     for start in range(begin, end - BLOCK_N, BLOCK_N):
         latent.store(next_latent)
@@ -313,12 +329,12 @@ def stage1(
     scores = score(q_latent, q_latent_rest, q_rope, latent, rope, score_scale)
     kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
     is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
+    scores = gl.where(is_new[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
+    weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
+    acc = acc * (scale / weight_sum)[:, None]
+    log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
     at = (head * SPLITS * LATENT)[:, None] + column[None, :]
     gl.store(partial + at, acc)
     gl.store(partial_lse + head * SPLITS, log_sum)

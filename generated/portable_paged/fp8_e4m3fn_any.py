@@ -27,7 +27,7 @@ ROW = tl.constexpr(288)  # int16s of a KV row
 PAGE_SIZE = tl.constexpr(16)  # KV rows of a page
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
-KV_UNIT = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
+KV_SCALE = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
 WEIGHT_SHIFT = tl.constexpr(15)  # weights are scaled by 32768 so that small ones survive f16
 KEY_FACTOR = tl.constexpr(36864.0)  # 1.125 * 2^15: exact in f16 but for NaN, which is read as 480 and becomes infinite
 LOWEST = tl.constexpr(-3.4e38)  # score of a row past the end: finite, since -inf is what infinite numbers give
@@ -114,7 +114,7 @@ def power_of_two(x):
 
 @triton.jit
 def even(pairs):
-    """Columns 2i of fp8 pairs in f16: exponent and mantissa moved to f16's places, so 1.0 stands for KV_UNIT.
+    """Columns 2i of fp8 pairs in f16: exponent and mantissa moved to f16's places, so 1.0 stands for KV_SCALE.
 
     The shift leaves the sign in the exponent's highest bit; added there once more it carries into its own place.
     """
@@ -141,13 +141,13 @@ def score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, latent, rope):
 def fold(scores, latent, m, l, acc_even, acc_odd):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
+    alpha = tl.math.exp2(m - m_new)
     scores -= (m_new - WEIGHT_SHIFT)[:, None]
     weights = tl.math.exp2(scores)
-    l = l * shrink + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
+    l = l * alpha + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
     weights = weights.to(tl.float16)
-    acc_even = tl.dot(weights, even(latent), acc_even * shrink[:, None])
-    acc_odd = tl.dot(weights, odd(latent), acc_odd * shrink[:, None])
+    acc_even = tl.dot(weights, even(latent), acc_even * alpha[:, None])
+    acc_odd = tl.dot(weights, odd(latent), acc_odd * alpha[:, None])
     return m_new, l, acc_even, acc_odd
 
 
@@ -180,8 +180,8 @@ def stage1(
     end = tl.minimum(begin + rows_per_split, visible)
     pages = kv_indices + first_page
 
-    unit = KV_UNIT if kv_scale is None else tl.load(kv_scale) * KV_UNIT
-    score_scale = sm_scale * unit * LOG2E
+    scale = KV_SCALE if kv_scale is None else tl.load(kv_scale) * KV_SCALE
+    score_scale = sm_scale * scale * LOG2E
     score_scale = score_scale / KEY_FACTOR
 
     # A head of q is scaled by a power of two, so that it neither overflows nor loses digits in f16.
@@ -189,12 +189,12 @@ def stage1(
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_odd.to(tl.float32)), 1))
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope_even.to(tl.float32)), 1))
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope_odd.to(tl.float32)), 1))
-    q_unit = power_of_two(q_max)
-    q_latent_even = (q_latent_even.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_latent_odd = (q_latent_odd.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_rope_even = (q_rope_even.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_rope_odd = (q_rope_odd.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    score_scale = (q_unit * score_scale)[:, None]
+    q_scale = power_of_two(q_max)
+    q_latent_even = (q_latent_even.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q_latent_odd = (q_latent_odd.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q_rope_even = (q_rope_even.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q_rope_odd = (q_rope_odd.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    score_scale = (q_scale * score_scale)[:, None]
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -213,14 +213,14 @@ def stage1(
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
         m, l, acc_even, acc_odd = fold(scores, kv_latent, m, l, acc_even, acc_odd)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
+        row_mask = n < end - whole
         tile = kv + (pool_row(pages, tl.minimum(whole + n, end - 1).to(tl.uint32)) * ROW)[:, None]
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0)
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0)
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0)
+        kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0)
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
-        m, l, acc_even, acc_odd = fold(tl.where(here[None, :], scores, LOWEST), kv_latent, m, l, acc_even, acc_odd)
+        m, l, acc_even, acc_odd = fold(tl.where(row_mask[None, :], scores, LOWEST), kv_latent, m, l, acc_even, acc_odd)
 
-    norm = tl.where(l == 0.0, 0.0, 1.0 / l * unit)[:, None]  # nothing visible: out 0
+    norm = tl.where(l == 0.0, 0.0, 1.0 / l * scale)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * splits + split
     filled = begin < end  # a split without rows leaves its partial as it is
     columns = tl.interleave(acc_even * norm, acc_odd * norm)
@@ -250,11 +250,11 @@ def stage2(partial, partial_lse, out, lse, splits):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc / some)

@@ -19,10 +19,7 @@ from .calls import Dispatcher
 INTO = frozenset({"into"})  # the operator that writes into what it is given
 NEW_NAMES = [one.name for one in arguments(CALL, ())]
 INTO_NAMES = [one.name for one in arguments(CALL, INTO)]
-SCHEMAS = {
-    "mla_decode": f"({schema(())}) -> (Tensor, Tensor)",
-    "mla_decode_into": f"({schema(INTO)}) -> ()",
-}
+SCHEMAS = {"mla_decode": f"({schema(())}) -> (Tensor, Tensor)", "mla_decode_into": f"({schema(INTO)}) -> ()"}
 
 Tensor = torch.Tensor
 Decode = Callable[..., Tensor | tuple[Tensor, Tensor]]

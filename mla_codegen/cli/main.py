@@ -307,6 +307,8 @@ def verify(
     from mla_codegen.check.verify import Result, verify_plans
 
     submissions = [path for path in specs if path.suffix == ".py"]
+    if compiled and (submissions or device is Device.cuda):
+        fail("--compiled executes the kernels of specs on the CPU: leave submissions and --device cuda out", 2)
     plans = load_plans([path for path in specs if path not in submissions], Path("generated"))
     missing = [str(path) for path in submissions if not path.is_file()]
     if missing:
@@ -322,8 +324,6 @@ def verify(
         "seed": seed, "shapes": shapes, "kv": kv, "quick": quick, "processes": jobs, "timeout": timeout,
     }  # fmt: skip
     if compiled:
-        if submissions or device is Device.cuda:
-            fail("--compiled executes the kernels of specs on the CPU: leave submissions and --device cuda out", 2)
         _show(_verify_compiled(plans, options), as_json)
     options["device"] = device.value
     if plans:

@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mla_codegen import __version__
-from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.resolve import Plan
 from mla_codegen.publish.merge import MergeError, Module, merge, parse_module
 from mla_codegen.publish.submission import refusals
 from mla_codegen.render.templates import PACKAGE, format_source, render_kernels, render_part
+from mla_codegen.runtime.formats import ELEMENTS
 
-TORCH = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp8_e4m3fn": "float8_e4m3fn",
-    "fp8_e4m3fnuz": "float8_e4m3fnuz",
-}
 WORD = re.compile(r"[A-Za-z0-9][\w.\-]*")
 SPLITS, RULE = "splits", "choice"  # runtime modules that go into the file as they are
 PARTS = {"scratch": "bundle/scratch.py.jinja", "descriptors": "bundle/tiles.py.jinja"}  # simpler forms of others
@@ -154,13 +148,18 @@ def _spaced(texts: list[str]) -> list[str]:
 def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
     """What the dispatch template places."""
     model, dtypes = plan.spec.model, plan.spec.dtypes
-    fp8 = {kernel.kv for kernel in plan.kernels if kernel.compute.startswith("fp8")}  # multiplied as such
+    bounds = {kv: max(kernel.error_bound for kernel in plan.kernels if kernel.kv == kv) for kv in dtypes.kv}
     return {
         "plan": plan, "runs": {kernel.name: names[kernel.name, "run"] for kernel in plan.kernels},
         "choice": names[RULE, "Choice"], "general": names[RULE, "General"],
-        "bounds": ", ".join(f"{kv} {BOUND_FP8 if kv in fp8 else BOUND_16_BIT}" for kv in dtypes.kv),
+        "bounds": ", ".join(f"{kv} {bound}" for kv, bound in bounds.items()),
         "heads": model.num_heads, "latent": model.kv_lora_rank, "rope": model.qk_rope_head_dim,
         "row": model.kv_lora_rank + model.qk_rope_head_dim, "q": dtypes.q, "out": dtypes.out,
-        "dtypes": {kv: TORCH[kv] for kv in dtypes.kv}, "torch_q": TORCH[dtypes.q], "torch_out": TORCH[dtypes.out],
+        "dtypes": {kv: _torch(kv) for kv in dtypes.kv}, "torch_q": _torch(dtypes.q), "torch_out": _torch(dtypes.out),
         "forms": ", ".join(dict.fromkeys(f'"{kv.split("_")[0]}"' for kv in dtypes.kv)),
     }  # fmt: skip
+
+
+def _torch(element: str) -> str:
+    """The name of an element type in torch."""
+    return ELEMENTS[element].torch.removeprefix("torch.")

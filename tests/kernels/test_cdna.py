@@ -238,7 +238,7 @@ def test_faults_are_caught(fault: str, build: Build) -> None:
 
 
 REFUSED: dict[str, tuple[Form, dict[str, Any], dict[str, Any], str]] = {
-    "rope": (ONE_FP8, {"rope": 32}, {}, r"latent ranks of 256 and 512 with a rope rank of 64, not 512 \+ 32"),
+    "rope": (ONE_FP8, {"rope": 32}, {}, r"latent dims of 256 and 512 with a rope dim of 64, not 512 \+ 32"),
     "latent": (CDNA4_BF16, {"latent": 128}, {}, "not 128"),
     "q": (CDNA4_FP8, {"q": "fp16"}, {}, "q and out are bf16"),
     "heads of a program": (ONE_FP8, {}, {"block_h": 64}, "block_h is 16 or 32 in it, not 64"),
@@ -268,4 +268,4 @@ def test_portable_kernels_stay_within_reach() -> None:
     del spec["defaults"]["family"]
     kernel = make_plans(spec).kernels[0]
     assert kernel.family == "triton"
-    assert any(line.startswith("family cdna3: it serves latent ranks of") for line in kernel.not_taken)
+    assert any(line.startswith("family cdna3: it serves latent dims of") for line in kernel.not_taken)

@@ -65,7 +65,7 @@ def test_ones(form: Form, build: Build) -> None:
 
 @each_form
 def test_sinks(form: Form, build: Build) -> None:
-    """bf16 weights reach as far down as scores do; fp8 ones end with their subnormals, 10 nats below the largest."""
+    """bf16 weights reach as far down as scores do; fp8 ones end where their subnormals do, 10 nats down."""
     one = form.bound == FP8
     hold_sinks(runner(build(form)), form.kv, FP8 if one else EXACT, 0.1 if one else 5e-3, most=10.0 if one else 18.0)
 

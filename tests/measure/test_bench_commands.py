@@ -62,11 +62,14 @@ def test_no_gpu(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_gpu(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("mla_codegen.measure.timing.Gpu", lambda: FakeDevice())
-    result = call("bench", spec)
-    assert result.exit_code == 2
-    assert "is for sm_80 (NVIDIA A100); this is portable (Fake GPU)" in result.stderr
-    assert "fix: a spec with `target: portable`" in result.stderr
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("mla_codegen.runtime.builds.target_of", lambda device: "sm_90")
+    for arguments in (["bench"], ["verify", "--device", "cuda"]):
+        result = call(arguments[0], spec, *arguments[1:])
+        assert result.exit_code == 2
+        assert "is for sm_80 (NVIDIA A100); this is sm_90 (NVIDIA H200)" in result.stderr
+        assert "fix: a spec with `target: sm_90` or `target: portable`" in result.stderr
     monkeypatch.setattr(
         "mla_codegen.check.workers.Workers.run", lambda *_: iter([(0, Outcome(("NVIDIA H200", "sm_90")))])
     )

@@ -48,7 +48,7 @@ def combination(kernel: KernelPlan) -> str:
     rows = getattr(f, "rows_file", kernel.rows_file)
     work = "any_splits" if kernel.any_splits else kernel.partition
     parts = [kernel.family, *(part.split(".")[0] for part in form), Path(rows).stem, work]
-    return "_".join(parts + ["some_heads"] * kernel.masked_heads)
+    return "_".join(parts + (["queries"] if kernel.packed else ["some_heads"] * kernel.masked_heads))
 
 
 @cache
@@ -87,7 +87,7 @@ def test_every_golden_file_is_rendered() -> None:
     assert set(GOLDEN.glob("*.py")) == set(goldens())
 
 
-NOT_OF_KERNELS = {"dispatch.py.jinja", "op.py.jinja", "tables.py.jinja"}
+NOT_OF_KERNELS = {"choice.py.jinja", "dispatch.py.jinja", "op.py.jinja", "tables.py.jinja"}
 
 
 def test_every_template_and_optimization_is_in_a_golden_file() -> None:

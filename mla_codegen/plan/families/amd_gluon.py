@@ -60,8 +60,8 @@ class Details:
     compute         element type of the products; `2 x`: q is two numbers of it; the weights' behind
     kind            folder of templates
     fp8             the KV is fp8: rows are read as 32-bit words; row: those, or bf16 numbers, of a KV row
-    taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it
-    fp8_max         its largest number; fp8_one: its byte of 1.0
+    taken_as        fp8 format that the bytes are taken for; gl_fp8: as Gluon names it; fp8_max: its largest number;
+                    fp8_one: the byte of 1.0
     kv_unit         what 1.0 of the bytes taken so stands for; repair_zero: -0 of e4m3fn must be cleared
     weight_shift    power of two that weights are multiplied by before they become fp8
     numbers         fp8 numbers that q becomes; the weights are fp8 if it is 1, else bf16
@@ -262,8 +262,8 @@ class AmdGluon(Family):
         if (request.q, request.out) != ("bf16", "bf16"):
             return f"q and out are bf16 in it, not {request.q} and {request.out}"
         if request.latent not in LATENTS or request.rope != ROPE:
-            served = f"{' and '.join(map(str, LATENTS))} with a rope rank of {ROPE}"
-            return f"it serves latent ranks of {served}, not {request.latent} + {request.rope}"
+            served = f"{' and '.join(map(str, LATENTS))} with a rope dim of {ROPE}"
+            return f"it serves latent dims of {served}, not {request.latent} + {request.rope}"
         asked = request.knobs.resolved["block_h"].value
         if asked is not None and asked not in form.waves:
             return f"block_h is {' or '.join(map(str, form.waves))} in it, not {asked}"

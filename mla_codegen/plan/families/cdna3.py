@@ -1,6 +1,6 @@
 """The CDNA3 family: Gluon kernels for gfx942, fp8 and bf16 KV.
 
-64 KiB of LDS hold one tile, and there is no transposing read: V is turned in registers. Its matrix units multiply
+64 KiB of LDS hold one tile, and there is no transposing read: V is transposed in registers. Its matrix units multiply
 e4m3fnuz, for which the bytes of e4m3fn pass at half their value.
 """
 

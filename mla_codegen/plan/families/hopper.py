@@ -146,7 +146,7 @@ class Hopper(Family):
             return f"q and out are bf16 in it, not {request.q} and {request.out}"
         if request.latent not in LATENTS or request.rope not in ROPES:
             served = f"{', '.join(map(str, LATENTS))} and {', '.join(map(str, ROPES))}"
-            return f"it serves latent and rope ranks of {served}, not {request.latent} + {request.rope}"
+            return f"it serves latent and rope dims of {served}, not {request.latent} + {request.rope}"
         if request.kv == "bf16" and request.heads > BF16_HEADS and request.knobs.resolved["family"].value is None:
             faster = f"bf16 KV of {request.heads} heads is faster in blocks of 64 heads"
             return f"{faster}; `family: hopper` takes it all the same"

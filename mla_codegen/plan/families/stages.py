@@ -75,5 +75,5 @@ def _stage(
 ) -> Stage:
     known = arguments.arguments(name, kernel.features)
     signature = {one.name: one.types.format_map(kernel.facts) for one in known if one.name not in constants}
-    unaligned = frozenset(one.name for one in known if one.varies or one.types == "fp32")
+    unaligned = frozenset(one.name for one in known if one.varies or one.types == "fp32")  # not q's strides
     return Stage(name, signature, options, constants, unaligned, pools, turn_rows)

@@ -35,7 +35,7 @@ def launches_of(plan: Plan, kernel: KernelPlan, arch: str, folder: str) -> list[
     """The launches of one small call of a kernel: a few tiles a split, and lengths that are no whole tiles."""
     import torch
 
-    name = f"planted_{plan.name}"
+    name = f"planted_{plan.name}_{kernel.name}"
     build([plan], Path(folder) / name)
     sys.path.insert(0, folder)
     module = importlib.import_module(f"{name}.{plan.name}.{kernel.name}")
@@ -98,16 +98,17 @@ def try_all(launch: Launch) -> dict[str, list[tuple[bool, int]]]:
             except (RuntimeError, NotImplementedError, ValueError):  # as by an address that no wait made valid
                 reported = True
         found.setdefault(what, []).append((reported, one.line))
-    found[NOP] = list(_without_nops(launch))
+    found[NOP] = list(without_nops(launch))
     return found
 
 
-def _without_nops(launch: Launch) -> Iterator[tuple[bool, int]]:
+def without_nops(launch: Launch, every: int = 1) -> Iterator[tuple[bool, int]]:
+    """(reported, line) with each s_nop, or each of `every` so many, left out of the text."""
     lines = launch.compiled.asm.splitlines()
-    for number, line in enumerate(lines):
-        if re.match(r"\s+s_nop ", line):
-            text = "\n".join([*lines[:number], "", *lines[number + 1 :]])
-            yield bool(hazards.find(text, launch.kernel, launch.compiled.job.arch)), number + 1
+    places = [number for number, line in enumerate(lines) if re.match(r"\s+s_nop ", line)]
+    for number in places[::every]:
+        text = "\n".join([*lines[:number], "", *lines[number + 1 :]])
+        yield bool(hazards.find(text, launch.kernel, launch.compiled.job.arch)), number + 1
 
 
 def main(spec: str, names: Sequence[str]) -> None:

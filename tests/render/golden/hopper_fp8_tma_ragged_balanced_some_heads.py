@@ -58,7 +58,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 HEADS = gl.constexpr(20)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
-PLACES = gl.constexpr(132)  # programs of a head block that the device runs at once
+RESIDENT = gl.constexpr(132)  # programs of a head block that the device runs at once
 MAX_ROWS = gl.constexpr(256)  # query rows of a call
 CHOICES = gl.constexpr(8)  # shares that are considered, from the mean to twice as much
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
@@ -446,7 +446,7 @@ KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.v
 
 def programs_for(total_q):
     """Programs of stage 1, of a head block: whole waves of them, and at least twice as many as query rows."""
-    return PLACES.value * max(1, -(-2 * total_q // PLACES.value))
+    return RESIDENT.value * max(1, -(-2 * total_q // RESIDENT.value))
 
 
 def scratch(total_q):
