@@ -8,7 +8,6 @@ instructions closer than the hardware allows.
 from __future__ import annotations
 
 import importlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from mla_codegen.catalog.host import cores
 from mla_codegen.catalog.releases import installed_triton, release_of
-from mla_codegen.check.verify import NAN, Job, Result, Tally, by_layout, cases_of
+from mla_codegen.check.verify import Job, Result, Tally, by_layout, cases_of, importable, package_of, results_of
 from mla_codegen.check.workers import Workers, first_line
 from mla_codegen.inspect.job import AMD_ARCHES
 from mla_codegen.plan.resolve import Plan
@@ -78,19 +77,14 @@ def verify_compiled(
     with tempfile.TemporaryDirectory(prefix="mla-codegen-compiled-") as folder:
         jobs = []
         for plan, arches in zip(plans, targets, strict=True):
-            build([plan], Path(folder) / f"verified_{plan.name}")
+            build([plan], Path(folder) / package_of(plan.name))
             for arch in arches:
                 jobs += [
                     CompiledJob(folder, plan.name, kernel, "cpu", seed, quick, arch)
                     for kernel in plan.serving(shapes, kv)
                 ]
-        results: dict[int, Result] = {}
         with Workers(processes or cores(), {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}) as workers:
-            for number, outcome in workers.run(verify_kernel, jobs, timeout):
-                results[number] = outcome.value or jobs[number].result(NAN, NAN, NAN, outcome.failure)
-                if progress:
-                    progress(results[number], len(jobs))
-        return [results[number] for number in range(len(jobs))]
+            return results_of(workers, verify_kernel, jobs, timeout, progress, len(jobs))
 
 
 def verify_kernel(job: CompiledJob) -> Result:
@@ -101,9 +95,7 @@ def verify_kernel(job: CompiledJob) -> Result:
     kernel, tally = job.kernel, Tally()
     sessions = [Session(job.arch)]
     try:
-        if job.folder not in sys.path:
-            sys.path.insert(0, job.folder)
-        module = importlib.import_module(f"verified_{job.spec}.{job.spec}.{kernel.name}")
+        module = importlib.import_module(f"{importable(job)}.{job.spec}.{kernel.name}")
         cases = list(cases_of(kernel, job.seed))[: 1 if job.quick else None]
         for number, (what, case, splits, ways) in enumerate(by_layout(kernel, cases, "cpu", job.seed)):
             with sessions[0].of(module):

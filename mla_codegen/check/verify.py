@@ -92,7 +92,7 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel, of the package `verified_SPEC` in `folder`. device: cuda or cpu; quick: its first case alone."""
+    """One kernel, of the spec's `package_of` in `folder`. device: cuda or cpu; quick: its first case alone."""
 
     folder: str
     spec: str
@@ -136,8 +136,8 @@ def verify_plans(
     """
     with tempfile.TemporaryDirectory(prefix="mla-codegen-verify-") as folder:
         jobs = []
-        for plan in plans:  # a package each: those of two specs may serve the same calls
-            build([plan], Path(folder) / f"verified_{plan.name}")
+        for plan in plans:
+            build([plan], Path(folder) / package_of(plan.name))
             on = _device_of(plan, device)
             jobs += [Job(folder, plan.name, kernel, on, seed, quick) for kernel in plan.serving(shapes, kv)]
         results: dict[int, Result] = {}
@@ -145,12 +145,32 @@ def verify_plans(
             mine = [index for index, job in enumerate(jobs) if job.device == where]
             mine.sort(key=lambda index: -(jobs[index].kernel.splits or 5))  # the longest first
             with pool(where, processes) as workers:
-                for number, outcome in workers.run(verify_kernel, [jobs[index] for index in mine], timeout):
-                    index = mine[number]
-                    results[index] = outcome.value or jobs[index].result(NAN, NAN, NAN, outcome.failure)
-                    if progress:
-                        progress(results[index], len(jobs))
+                ordered = [jobs[index] for index in mine]
+                found = results_of(workers, verify_kernel, ordered, timeout, progress, len(jobs))
+            results |= zip(mine, found, strict=True)
         return [results[index] for index in range(len(jobs))]
+
+
+def package_of(spec: str) -> str:
+    """The package that a spec is built as: one each, for two may serve the same calls."""
+    return f"verified_{spec}"
+
+
+def results_of(
+    workers: Workers,
+    work: Callable[[Any], Result],
+    jobs: Sequence[Job],
+    timeout: float,
+    progress: Callable[[Result, int], None] | None,
+    total: int,
+) -> list[Result]:
+    """What `work` says of each job, in their order; of one that crashed or hung, a failed row. progress: of `total`."""
+    results: dict[int, Result] = {}
+    for number, outcome in workers.run(work, jobs, timeout):
+        results[number] = outcome.value or jobs[number].result(NAN, NAN, NAN, outcome.failure)
+        if progress:
+            progress(results[number], total)
+    return [results[number] for number in range(len(jobs))]
 
 
 def pool(device: str, processes: int | None) -> Workers:
@@ -186,7 +206,7 @@ def verify_kernel(job: Job) -> Result:
     if job.device == "cpu":
         block_types.remember()
     try:
-        module = (_emulate if job.emulated else _load)(job.folder, job.spec, kernel)
+        module = (_emulate if job.emulated else _load)(job)
         cases = list(cases_of(kernel, job.seed))[: 1 if job.quick else None]
         for what, case, splits, ways in by_layout(kernel, cases, job.device, job.seed):
             tally.run(module, kernel, what, case, ways, splits, job.device)
@@ -243,19 +263,24 @@ def worst(values: list[float]) -> float:
     return max(values, key=lambda value: (value != value, value), default=NAN)
 
 
-def _load(folder: str, spec: str, kernel: KernelPlan) -> Any:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    package = importlib.import_module(f"verified_{spec}.{spec}")
-    calls = importlib.import_module(f"verified_{spec}.runtime.calls")
+def importable(job: Job) -> str:
+    """The job's package, from now on to be imported."""
+    if job.folder not in sys.path:
+        sys.path.insert(0, job.folder)
+    return package_of(job.spec)
+
+
+def _load(job: Job) -> Any:
+    name = importable(job)
+    package = importlib.import_module(f"{name}.{job.spec}")
+    calls = importlib.import_module(f"{name}.runtime.calls")
     calls.Dispatcher([package], "mla-codegen build")  # corrects the interpreter where it is in use
-    return calls.Build(package).kernel(kernel.name)
+    return calls.Build(package).kernel(job.kernel.name)
 
 
-def _emulate(folder: str, spec: str, kernel: KernelPlan) -> Any:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return emulated(f"{folder}/verified_{spec}", f"verified_{spec}.{spec}.{kernel.name}")
+def _emulate(job: Job) -> Any:
+    name = importable(job)
+    return emulated(f"{job.folder}/{name}", f"{name}.{job.spec}.{job.kernel.name}")
 
 
 def emulated(folder: str, name: str) -> Any:
