@@ -48,7 +48,7 @@ def build(one: Instruction, uses: Uses, arch: str, findings: Findings) -> Run | 
         return _halves(one, uses)
     if name in ("v_cvt_pk_fp8_f32", "v_cvt_scalef32_pk_fp8_f32"):
         return _to_fp8(one, uses, arch)
-    if name in ("v_cvt_pk_f32_fp8", "v_cvt_scalef32_pk_f32_fp8"):
+    if name in ("v_cvt_pk_f32_fp8", "v_cvt_scalef32_pk_f32_fp8", "v_cvt_scalef32_pk_bf16_fp8"):
         return _from_fp8(one, uses, arch)
     if name == "v_cvt_f32_fp8":
         return _one_from_fp8(one, uses, arch)
@@ -230,20 +230,24 @@ def _to_fp8(one: Instruction, uses: Uses, arch: str) -> Run:
 
 
 def _from_fp8(one: Instruction, uses: Uses, arch: str) -> Run:
-    """Two fp8, from the half of the source that op_sel's first bit (SDWA: src0_sel) names, to two fp32."""
+    """Two fp8, from the half of the source that op_sel's first bit (SDWA: src0_sel) names, to two fp32, or to bf16."""
     one.allow("op_sel", "src0_sel")
     target = registers(one, one.operands[0], uses, write=True, file="v").first
     source = vector_source(one, one.operands[1], "u", uses)
     scale = _scale(one, one.operands[2], uses) if "scalef32" in one.name else None
     high = bits_of(one, "op_sel", "0", 1)[0] == 1 or one.modifiers.get("src0_sel") == "WORD_1"
-    table = FP8[arch]
+    table, to_bf16 = FP8[arch], "_bf16_" in one.name
 
     def run(waves: Waves) -> None:
         word = source(waves) >> U32(16 if high else 0)
         values = table[word & U32(0xFF)], table[word >> U32(8) & U32(0xFF)]
-        by = scale(waves) if scale else None
+        if scale:
+            by = scale(waves)
+            values = (values[0] * by).astype(F32), (values[1] * by).astype(F32)
+        if to_bf16:
+            waves.write(target, floats.to_bf16(values[0]) | floats.to_bf16(values[1]) << U32(16))
+            return
         for place, value in enumerate(values):
-            value = value if by is None else (value * by).astype(F32)
             waves.write(target + place, value.view(U32))
 
     return run

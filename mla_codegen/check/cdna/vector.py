@@ -104,6 +104,14 @@ def _multiply_add_64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     return total, total < product
 
 
+def _multiply_add_i64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
+    """The second result is bit 64: the sign of the exact sum."""
+    product = a.astype(I64) * b
+    total = product + c
+    same = (product < 0) == (c < 0)
+    return total.view(U64), np.where(same, product < 0, total < 0)
+
+
 def _add_carry(a: Array, b: Array, c: Array | None = None) -> tuple[Array, Array]:
     total = a.astype(U64) + b
     if c is not None:
@@ -161,6 +169,7 @@ TABLE: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "v_mad_u32_u24": ("u", "uuu", lambda a, b, c: (a & _24) * (b & _24) + c),
     "v_mad_i32_i24": ("u", "uui", lambda a, b, c: (_signed_24(a) * _signed_24(b) + c).astype(I32)),
     "v_mad_u64_u32": ("Um", "uuU", _multiply_add_64),
+    "v_mad_i64_i32": ("Um", "iiI", _multiply_add_i64),
     "v_min_u32": ("u", "uu", np.minimum),
     "v_max_u32": ("u", "uu", np.maximum),
     "v_min_i32": ("u", "ii", np.minimum),

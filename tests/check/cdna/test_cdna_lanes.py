@@ -186,11 +186,16 @@ def test_scaled_conversions_of_gfx950() -> None:
         f"s_mov_b32 s0, {int(scale.view(np.uint32)):#x}",
         "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, s0",
         "v_cvt_scalef32_pk_f32_fp8 v[6:7], v5, s0 op_sel:[1,0,0]",
+        "v_cvt_scalef32_pk_bf16_fp8 v8, v5, s0 op_sel:[1,0,0]",
+        "v_cvt_scalef32_pk_bf16_fp8 v9, v0, 1.0",
     )
     wanted = torch.from_numpy(x / scale).to(FP8["gfx950"]).view(torch.uint8).numpy()
     assert ((waves.V[0] & 0xFF) == wanted).all()
     assert (waves.V[6].view(np.float32) == np.float32(1.5) * scale).all()  # 0x3c
     assert (waves.V[7].view(np.float32) == np.float32(2.0) * scale).all()  # 0x40
+    assert (waves.V[8] == (waves.V[6] >> 16 | waves.V[7])).all()  # their upper halves: both are exact in bf16
+    low = torch.from_numpy(wanted).view(FP8["gfx950"]).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    assert ((waves.V[9] & 0xFFFF) == low).all()
 
 
 MATRICES = [
