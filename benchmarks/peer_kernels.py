@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.check.reference import Case
-from mla_codegen.check.verify import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.measure.workload import Workload, make_inputs
 
 PAGE = 64  # KV rows of a page; FlashMLA takes no other

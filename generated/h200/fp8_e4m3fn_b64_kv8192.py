@@ -175,7 +175,8 @@ def stage1(
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [total_kv, LATENT + ROPE]; partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
+    KV [total_kv, LATENT + ROPE];
+    partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
     kv_visible and kv_scale may be None.
     """
     gdc_launch_dependents()  # stage 2 may take its place on the SMs now; it waits for this grid's end

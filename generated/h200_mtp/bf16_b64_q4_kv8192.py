@@ -118,7 +118,7 @@ def score(q_latent, q_rope, latent, rope):
 def fold(scores, latent, m, l, acc):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    seen = tl.where(m_new > LOWEST, m_new, 0.0)  # a column that has seen nothing: every weight 0
+    seen = tl.where(m_new == LOWEST, 0.0, m_new)  # a column that has seen nothing: every weight 0
     alpha = tl.math.exp2(m - seen)
     scores -= seen[:, None]
     weights = tl.math.exp2(scores)
@@ -179,7 +179,7 @@ def stage1(
         m, l, acc = fold(scores, kv_latent, m, l, acc)
     # Tiles that not every column sees whole: rows past the end are read as zeros, and rows past a column's limit get no
     # weight there.
-    for start in tl.range(whole, end, BLOCK_N, num_stages=1):
+    for start in tl.range(whole, end, BLOCK_N, num_stages=1, disable_licm=True):
         row_mask = n < end - start
         tile = kv + (kv_begin + start) * ROW
         kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0.0, cache_modifier=".cg")
@@ -189,6 +189,9 @@ def stage1(
         # alone, and the others not at all.
         finite = tl.max((tl.abs(scores) < float("inf")).to(tl.int32), 0) == 1
         kv_latent = tl.where(finite[:, None], kv_latent, tl.zeros_like(kv_latent))
+        scores = tl.where(
+            scores == float("-inf"), float("nan"), scores
+        )  # of what is read: no weight of 0, as LOWEST has
         scores = tl.where((start + n)[None, :] < limit[:, None], scores, LOWEST)
         m, l, acc = fold(scores, kv_latent, m, l, acc)
 

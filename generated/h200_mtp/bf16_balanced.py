@@ -202,8 +202,9 @@ def stage1(
     """A share's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [total_kv, LATENT + ROPE]; partial [programs, HEADS, LATENT]; partial_lse [programs, HEADS]; shares [total_q, 2] int32 gets the first program and the
-    number of programs of each query row.
+    KV [total_kv, LATENT + ROPE];
+    partial [programs, HEADS, LATENT]; partial_lse [programs, HEADS]; shares [total_q, 2] int32 gets the first
+    program and the number of programs of each query row.
     kv_visible and kv_scale may be None.
     """
     gdc_launch_dependents()  # stage 2 may take its place on the SMs now; it waits for this grid's end

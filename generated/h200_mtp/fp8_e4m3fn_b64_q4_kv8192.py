@@ -171,7 +171,8 @@ def stage1(
     """The output and LSE of BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [total_kv, LATENT + ROPE]; out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
+    KV [total_kv, LATENT + ROPE];
+    out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
     kv_visible and kv_scale may be None.
     """
     latent_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, LATENT], KV_LATENT)

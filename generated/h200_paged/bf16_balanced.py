@@ -232,8 +232,9 @@ def stage1(
     """A share's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [all rows, LATENT + ROPE]; partial [programs, HEADS, LATENT]; partial_lse [programs, HEADS]; shares [total_q, 2] int32 gets the first program and the
-    number of programs of each query row.
+    KV [all rows, LATENT + ROPE];
+    partial [programs, HEADS, LATENT]; partial_lse [programs, HEADS]; shares [total_q, 2] int32 gets the first
+    program and the number of programs of each query row.
     kv_visible and kv_scale may be None.
     kv_indices: a table of page numbers, a row of page_stride for each request, if kv_indptr is None, else their list.
     """

@@ -199,7 +199,8 @@ def stage1(
     """The output and LSE of BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [all rows, LATENT + ROPE]; out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
+    KV [all rows, LATENT + ROPE];
+    out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
     kv_visible and kv_scale may be None.
     kv_indices: a table of page numbers, a row of page_stride for each request, if kv_indptr is None, else their list.
     """

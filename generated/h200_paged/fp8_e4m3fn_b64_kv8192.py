@@ -209,7 +209,8 @@ def stage1(
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [all rows, LATENT + ROPE]; partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
+    KV [all rows, LATENT + ROPE];
+    partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
     kv_visible and kv_scale may be None.
     kv_indices: a table of page numbers, a row of page_stride for each request, if kv_indptr is None, else their list.
     """

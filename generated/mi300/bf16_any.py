@@ -178,6 +178,7 @@ def row_max(scores):
     maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 4], MAXIMA_SHARED, partial)
     return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
 
+
 @gluon.jit
 def weights_of(below):
     """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""

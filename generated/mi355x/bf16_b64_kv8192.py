@@ -128,6 +128,7 @@ def ones():
     """A V of ones."""
     return gl.full([BLOCK_N, 16], 1.0, gl.bfloat16, B_OPERAND)
 
+
 @gluon.jit
 def weights_of(below):
     """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""

@@ -21,6 +21,7 @@ from mla_codegen.check import block_types
 from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
 from mla_codegen.check.verify import NAN, TIMEOUT, Result, gpu_at_hand, pool, settle
 from mla_codegen.check.workers import first_line
+from mla_codegen.runtime.formats import KV_FORMATS
 from mla_codegen.spec.errors import UnknownName
 
 POPCORN_GPU = re.compile(r"^#!POPCORN gpus? (\S+)", re.M)
@@ -273,7 +274,7 @@ def _verify(asked: tuple[Path, Job, str, int]) -> Result:
         else:
             lens = [max(0, job.kv_len - 7 * i) if i % 5 else job.kv_len for i in range(job.batch)]
         model = Model(*(getattr(module, name, default) for name, default in _sizes()))
-        fp8 = next((kv for kv in job.kinds if kv.startswith("fp8_")), "fp8_e4m3fn")
+        fp8 = next((kv for kv in job.kinds if kv in KV_FORMATS and KV_FORMATS[kv].fp8), "fp8_e4m3fn")
         data, cases = make_data(lens, kv_seq_len=job.kv_len, model=model, fp8=fp8, seed=seed, device=device)
         forms = [kv.split("_")[0] for kv in job.kinds]
         offered = data[1] if job.together else {forms[0]: data[1][forms[0]]}

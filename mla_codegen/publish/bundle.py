@@ -14,7 +14,7 @@ from mla_codegen.plan.resolve import Plan
 from mla_codegen.publish.merge import MergeError, Module, merge, parse_module
 from mla_codegen.publish.submission import refusals
 from mla_codegen.render.templates import PACKAGE, format_source, render_kernels, render_part
-from mla_codegen.runtime.formats import ELEMENTS
+from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
 
 WORD = re.compile(r"[A-Za-z0-9][\w.\-]*")
 SPLITS, RULE = "splits", "choice"  # runtime modules that go into the file as they are
@@ -155,6 +155,7 @@ def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
         "bounds": ", ".join(f"{kv} {bound}" for kv, bound in bounds.items()),
         "heads": model.num_heads, "latent": model.kv_lora_rank, "rope": model.qk_rope_head_dim,
         "row": model.kv_lora_rank + model.qk_rope_head_dim, "q": dtypes.q, "out": dtypes.out,
+        "scaled": tuple(kv for kv in dtypes.kv if KV_FORMATS[kv].scaled),
         "dtypes": {kv: _torch(kv) for kv in dtypes.kv}, "torch_q": _torch(dtypes.q), "torch_out": _torch(dtypes.out),
         "forms": ", ".join(dict.fromkeys(f'"{kv.split("_")[0]}"' for kv in dtypes.kv)),
     }  # fmt: skip

@@ -228,8 +228,6 @@ def correct() -> None:
     builder.create_masked_store = _bool_mask_third(builder.create_masked_store)
     builder.create_extern_elementwise = _create_extern
     interpreter._implicit_cvt = _whole_number(interpreter._implicit_cvt)
-    interpreter.InterpreterBuilder.create_dot = _create_dot
-    interpreter.InterpreterBuilder.create_inline_asm = _create_inline_asm
     interpreter.ReduceOps.min_max = _quiet(interpreter.ReduceOps.min_max)
     interpreter._patch_lang_core = _with_fnuz(interpreter._patch_lang_core)
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)

@@ -221,7 +221,11 @@ def _packed_rope(data: dict[str, Any]) -> Iterator[Problem]:
     for layer in _layers(data):
         entries = _words(layer.settings.get("optimizations"))
         for kv in layer.chains or _kv(data):
-            if KV_FORMATS[kv].fp8 and "packed_fp8" in apply_optimizations(layer.chains.get(kv, []), entries):
+            if (
+                kv in KV_FORMATS
+                and KV_FORMATS[kv].fp8
+                and "packed_fp8" in apply_optimizations(layer.chains.get(kv, []), entries)
+            ):
                 what = f"`qk_rope_head_dim` is {rope}; packed_fp8 needs {MIN_PACKED_ROPE} rope columns or more"
                 fix = "take packed_fp8 out of the optimizations, or fp8 out of kv"
                 yield Problem(("model", "qk_rope_head_dim"), what, "32, 64, 128, 256", fix)

@@ -71,7 +71,8 @@ def test_completion(tmp_path: Path) -> None:
     assert "--quick" in complete("verify", "--q", folder=tmp_path)
 
 
-def test_completion_can_be_installed() -> None:
+def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))  # whatever the tests run under
     shown = CliRunner().invoke(app, ["--show-completion", "bash"], prog_name="mla-codegen")
     assert shown.exit_code == 0 and "complete" in shown.output
 

@@ -188,7 +188,7 @@ FAULTS = {
         "rope.store(next_rope)",
         NOT_FINITE,
     ),
-    "e4m3fnuz at its own value": (ONE_FP8, "KV_UNIT = gl.constexpr(2.0)", "KV_UNIT = gl.constexpr(1.0)", OFF),
+    "e4m3fnuz at its own value": (ONE_FP8, "KV_SCALE = gl.constexpr(2.0)", "KV_SCALE = gl.constexpr(1.0)", OFF),
     "octets halved the other way": (ONE_FP8, "(octets >> 32).to(gl.uint32)", "octets.to(gl.uint32)", OFF),
     "two columns swapped": (ONE_FP8, "0x07030602", "0x03070602", OFF),
     "columns left as the MMA has them": (
@@ -218,8 +218,8 @@ FAULTS = {
     "rows past the end counted": (CDNA3_BF16, " & (kv_row < end)", "", OFF),
     "weights' shift left in LSE": (TILE64, "gl.log2(weight_sum) - P_SHIFT", "gl.log2(weight_sum)", LSE_OFF),
     "rope against the wrong part of q": (CDNA4_FP8, "[2, 0, 1]), [2 * ROPE", "[0, 2, 1]), [2 * ROPE", OFF),
-    "scale forgotten in the result": (CDNA4_FP8, "(unit / weight_sum)", "(1.0 / weight_sum)", OFF),
-    "sums not rescaled": (CDNA4_BF16, "acc * shrink[:, None]", "acc", OFF),
+    "scale forgotten in the result": (CDNA4_FP8, "(scale / weight_sum)", "(1.0 / weight_sum)", OFF),
+    "sums not rescaled": (CDNA4_BF16, "acc * alpha[:, None]", "acc", OFF),
     "words of the wrong rows": (
         CDNA3_BF16,
         "byte_select(row1, row0, 0x05040100)",

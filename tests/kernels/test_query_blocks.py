@@ -3,17 +3,24 @@
 What a call leaves unwritten is NaN, so a column that no program owns, or one past the request's, shows.
 """
 
+import importlib
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from hard_numbers import hold_non_finite
 from harness import BASE, BF16, MODES, PORTABLE_FP8, Builder, Got, Kernels, Mode, check, make_spec, rows_of
 from pages import run as run_paged
 
 from mla_codegen.check.reference import Case, in_pages, make_case, reference, relative_l2
+from mla_codegen.plan.resolve import make_plan
+from mla_codegen.publish.manifest import BuildError
+from mla_codegen.publish.write import fresh_build, publish
+from mla_codegen.spec.load import parse_spec
 
 Q_LENS = [3, 0, 1, 5, 2, 4]
 LENS = [100, 20, 0, 65, 1, 33]  # with fewer KV rows than query tokens, too: the first tokens see none
@@ -191,3 +198,39 @@ def test_strided_q_and_wide_ranges(build: Builder) -> None:
     strided = larger[1:, 2:6, : case.q.shape[2]]
     strided.copy_(case.q)
     check(kernels.run(kernels.shaped.name, replace(case, q=strided)), case)
+
+
+def test_a_build_for_several_tokens_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Specs of one model, one of them with several query tokens in all shapes: it takes the calls that have such."""
+    one, several = (make_spec(kv=["bf16"], optimizations=[*BASE], heads=4, shapes=shapes, **SMALL) for shapes in (
+        [{"batch": 2, "kv_len": 64}], [{"batch": 2, "q_len": 4, "kv_len": 64, "block_h": 16}]
+    ))  # fmt: skip
+    plans = [make_plan(parse_spec(yaml.safe_dump(spec), f"{name}.yaml").spec, f"{name}.yaml")
+             for name, spec in (("one", one), ("several", several))]  # fmt: skip
+    publish(fresh_build(plans, tmp_path / "twins"), tmp_path / "twins", {plan.name for plan in plans})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dispatcher = importlib.import_module("twins.dispatch").DISPATCHER
+    (build, other) = dispatcher.serving("cpu")
+    assert (build.spec, other.spec, build.several) == ("one.yaml", "several.yaml", other)
+    seen: list[str] = []
+    for each in (build, other):
+
+        def kernel(name: str, each: Any = each) -> Any:
+            seen.append(each.spec)
+            return type(each).kernel(each, name)
+
+        monkeypatch.setattr(each, "kernel", kernel)
+    for q_lens, spec in (([1, 1], "one.yaml"), ([4, 3], "several.yaml")):
+        case = make_case([40, 9], q_lens=q_lens, heads=4, latent=64, rope=32)
+        out, lse = dispatcher.mla_decode(
+            case.q, case.kv, case.qo_indptr, case.kv_indptr, sm_scale=case.sm_scale, return_lse=True
+        )
+        check((out, lse), case)
+        assert seen[-1] == spec
+
+
+def test_two_builds_for_single_tokens_are_still_refused(tmp_path: Path) -> None:
+    spec = make_spec(kv=["bf16"], optimizations=[*BASE], heads=4, shapes=[{"batch": 2, "kv_len": 64}], **SMALL)
+    plans = [make_plan(parse_spec(yaml.safe_dump(spec), f"{name}.yaml").spec, f"{name}.yaml") for name in ("a", "b")]
+    with pytest.raises(BuildError, match="both serve portable, 4 heads"):
+        fresh_build(plans, tmp_path / "twins")

@@ -125,10 +125,10 @@ def test_file_names_that_the_system_refuses(tmp_path: Path) -> None:
 def test_a_large_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"x" * 10_000_000)
-    start = time.perf_counter()
+    start = time.process_time()
     message = f"{path}: the file is larger than 1,000,000 bytes, the most that a spec may have"
     assert refusal(path).splitlines()[0] == message
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     path.write_bytes(b"#" * (MAX_BYTES + 1))
     assert "larger than" in refusal(path)
     path.write_bytes(b"#" * MAX_BYTES)
@@ -162,10 +162,10 @@ JUNK = {
 
 @pytest.mark.parametrize("kind", JUNK)
 def test_a_megabyte_of_junk_is_answered_soon(kind: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(SpecError):
         parse_spec(JUNK[kind], "a.yaml")
-    assert time.perf_counter() - start < 5  # about one second where nothing else runs
+    assert time.process_time() - start < 5  # about one second where nothing else runs
 
 
 def test_the_pure_python_parser_gives_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,14 @@ def build(one: Instruction, uses: Uses, arch: str, findings: Findings) -> Run | 
         return _packed(one, uses)
     if name == "v_pk_mov_b32":
         return _packed_move(one, uses)
-    if name in ("v_pk_lshlrev_b16", "v_pk_lshrrev_b16", "v_pack_b32_f16"):
+    if name in PACKED_16 or name == "v_pack_b32_f16":
         return _halves(one, uses)
     if name in ("v_cvt_pk_fp8_f32", "v_cvt_scalef32_pk_fp8_f32"):
         return _to_fp8(one, uses, arch)
-    if name in ("v_cvt_pk_f32_fp8", "v_cvt_scalef32_pk_f32_fp8", "v_cvt_scalef32_pk_bf16_fp8"):
+    if name in ("v_cvt_pk_f32_fp8", "v_cvt_scalef32_pk_f32_fp8"):
         return _from_fp8(one, uses, arch)
+    if name == "v_cvt_scalef32_pk_bf16_fp8":
+        return _fp8_to_bf16(one, uses, arch)
     if name == "v_cvt_f32_fp8":
         return _one_from_fp8(one, uses, arch)
     return None
@@ -176,6 +178,39 @@ def _packed_move(one: Instruction, uses: Uses) -> Run:
     return run
 
 
+def _signed_16(a: Array) -> Array:
+    return a.astype(np.uint16).view(np.int16).astype(np.int32)
+
+
+def _fp16(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """On fp16, denormals kept: numpy computes in fp32 and rounds, which rounds sums and products of fp16 right."""
+
+    def on_bits(a: Array, b: Array) -> Array:
+        values = (x.astype(np.uint16).view(np.float16) for x in (a, b))
+        return function(*values).view(np.uint16).astype(U32)
+
+    return on_bits
+
+
+# Of two numbers of 16 bits each; the low 16 bits of the result count.
+PACKED_16: dict[str, Callable[[Array, Array], Array]] = {
+    "v_pk_add_u16": lambda a, b: a + b,
+    "v_pk_add_i16": lambda a, b: a + b,
+    "v_pk_sub_u16": lambda a, b: a - b,
+    "v_pk_sub_i16": lambda a, b: a - b,
+    "v_pk_mul_lo_u16": lambda a, b: a * b,
+    "v_pk_lshlrev_b16": lambda a, b: b << (a & U32(15)),
+    "v_pk_lshrrev_b16": lambda a, b: b >> (a & U32(15)),
+    "v_pk_ashrrev_i16": lambda a, b: (_signed_16(b) >> (a & U32(15)).astype(np.int32)).astype(U32),
+    "v_pk_add_f16": _fp16(lambda a, b: a + b),
+    "v_pk_mul_f16": _fp16(lambda a, b: a * b),
+    "v_pk_min_u16": np.minimum,
+    "v_pk_max_u16": np.maximum,
+    "v_pk_min_i16": lambda a, b: np.minimum(_signed_16(a), _signed_16(b)).astype(U32),
+    "v_pk_max_i16": lambda a, b: np.maximum(_signed_16(a), _signed_16(b)).astype(U32),
+}
+
+
 def _halves(one: Instruction, uses: Uses) -> Run:
     """Two numbers of 16 bits; op_sel and op_sel_hi as for fp32 pairs."""
     one.allow("op_sel", "op_sel_hi")
@@ -192,10 +227,8 @@ def _halves(one: Instruction, uses: Uses) -> Run:
         if one.name == "v_pack_b32_f16":
             waves.write(target, part(a, low[0]) | part(b, low[1]) << width)
             return
-        results = []
-        for of_a, of_b in (low, high):
-            by, value = part(a, of_a) & U32(15), part(b, of_b)
-            results.append((value << by if "lshl" in one.name else value >> by) & mask)
+        function = PACKED_16[one.name]
+        results = [function(part(a, of_a), part(b, of_b)) & mask for of_a, of_b in (low, high)]
         waves.write(target, results[0] | results[1] << width)
 
     return run
@@ -230,25 +263,40 @@ def _to_fp8(one: Instruction, uses: Uses, arch: str) -> Run:
 
 
 def _from_fp8(one: Instruction, uses: Uses, arch: str) -> Run:
-    """Two fp8, from the half of the source that op_sel's first bit (SDWA: src0_sel) names, to two fp32, or to bf16."""
+    """Two fp8, from the half of the source that op_sel's first bit (SDWA: src0_sel) names, to two fp32."""
     one.allow("op_sel", "src0_sel")
     target = registers(one, one.operands[0], uses, write=True, file="v").first
     source = vector_source(one, one.operands[1], "u", uses)
     scale = _scale(one, one.operands[2], uses) if "scalef32" in one.name else None
     high = bits_of(one, "op_sel", "0", 1)[0] == 1 or one.modifiers.get("src0_sel") == "WORD_1"
-    table, to_bf16 = FP8[arch], "_bf16_" in one.name
+    table = FP8[arch]
 
     def run(waves: Waves) -> None:
         word = source(waves) >> U32(16 if high else 0)
         values = table[word & U32(0xFF)], table[word >> U32(8) & U32(0xFF)]
-        if scale:
-            by = scale(waves)
-            values = (values[0] * by).astype(F32), (values[1] * by).astype(F32)
-        if to_bf16:
-            waves.write(target, floats.to_bf16(values[0]) | floats.to_bf16(values[1]) << U32(16))
-            return
+        by = scale(waves) if scale else None
         for place, value in enumerate(values):
+            value = value if by is None else (value * by).astype(F32)
             waves.write(target + place, value.view(U32))
+
+    return run
+
+
+def _fp8_to_bf16(one: Instruction, uses: Uses, arch: str) -> Run:
+    """Two fp8, from the half of the source that op_sel's first bit names, to two bf16 in a register."""
+    one.allow("op_sel")
+    target = registers(one, one.operands[0], uses, write=True, file="v").first
+    source = vector_source(one, one.operands[1], "u", uses)
+    scale = _scale(one, one.operands[2], uses)
+    high = bits_of(one, "op_sel", "0", 1)[0] == 1
+    table = FP8[arch]
+
+    def run(waves: Waves) -> None:
+        word, by = source(waves) >> U32(16 if high else 0), scale(waves)
+        first, second = (
+            floats.to_bf16((table[word >> U32(shift) & U32(0xFF)] * by).astype(F32)).astype(U32) for shift in (0, 8)
+        )
+        waves.write(target, first | second << U32(16))
 
     return run
 

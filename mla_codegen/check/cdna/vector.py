@@ -98,18 +98,19 @@ def _median(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
+def _multiply_add_signed_64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
+    """a * b + c of signed numbers in 64 bits, and bit 64 of the 65 that the sum needs: its sign."""
+    product, addend = a.astype(I64) * b.astype(I64), c.view(I64)
+    with np.errstate(over="ignore"):
+        total = product + addend
+    negative = np.where((product < 0) == (addend < 0), product < 0, total < 0)
+    return total.view(U64), negative
+
+
 def _multiply_add_64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     product = a.astype(U64) * b
     total = product + c
     return total, total < product
-
-
-def _multiply_add_i64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
-    """The second result is bit 64: the sign of the exact sum."""
-    product = a.astype(I64) * b
-    total = product + c
-    same = (product < 0) == (c < 0)
-    return total.view(U64), np.where(same, product < 0, total < 0)
 
 
 def _add_carry(a: Array, b: Array, c: Array | None = None) -> tuple[Array, Array]:
@@ -169,7 +170,7 @@ TABLE: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "v_mad_u32_u24": ("u", "uuu", lambda a, b, c: (a & _24) * (b & _24) + c),
     "v_mad_i32_i24": ("u", "uui", lambda a, b, c: (_signed_24(a) * _signed_24(b) + c).astype(I32)),
     "v_mad_u64_u32": ("Um", "uuU", _multiply_add_64),
-    "v_mad_i64_i32": ("Um", "iiI", _multiply_add_i64),
+    "v_mad_i64_i32": ("Um", "iiU", _multiply_add_signed_64),
     "v_min_u32": ("u", "uu", np.minimum),
     "v_max_u32": ("u", "uu", np.maximum),
     "v_min_i32": ("u", "ii", np.minimum),

@@ -239,7 +239,7 @@ STATEMENTS: dict[str, Callable[..., Any]] = {
     "v_mad_u32_u24": lambda a, b, c: a % 2**24 * (b % 2**24) + c,
     "v_mad_i32_i24": lambda a, b, c: s24(a) * s24(b) + c,
     "v_mad_u64_u32": lambda a, b, c: (a * b + c, a * b + c > M64),
-    "v_mad_i64_i32": lambda a, b, c: (a * b + c, a * b + c < 0),
+    "v_mad_i64_i32": lambda a, b, c: (a * b + s64(c), a * b + s64(c) < 0),
     "v_min_u32": min,
     "v_max_u32": max,
     "v_min_i32": min,

@@ -80,7 +80,7 @@ def test_command_line_verifies_and_counts() -> None:
     shown = CliRunner().invoke(app, ["inspect", *chosen, "--run"])
     (counted,) = [one["per_64_rows_run"] for one in json.loads(shown.stdout)["kernels"] if "per_64_rows_run" in one]
     assert counted["kv_reads"] == 1
-    assert counted["instructions"]["matrix"] == 104
+    assert counted["instructions"]["matrix"] == 108
 
 
 def test_a_launch_is_what_inspect_compiles(launch: Launch) -> None:
@@ -99,13 +99,14 @@ def test_most_planted_faults_are_reported(launch: Launch) -> None:
     met: Counter[str] = Counter()
     for fault in faults(launch.executable, list(counts.executed)):
         met[fault[0]] += 1
-        if met[fault[0]] % (4 if fault[0] == BARRIER else 9):
+        if met[fault[0]] % (2 if fault[0] == BARRIER else 9):
             continue
         with planted(launch.executable, *fault):
             _, findings = launch.again()
         seen[fault[0]].append(bool(findings))
     for what, least in ((BARRIER, 0.75), (WAIT, 0.75), (LAX, 0.6)):
-        assert sum(seen[what]) >= least * len(seen[what]) >= 3, what
+        assert len(seen[what]) >= 3, what
+        assert sum(seen[what]) >= least * len(seen[what]), what
     assert not launch.again()[1]  # what was planted is gone
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from one import Bench
 
 from mla_codegen.check.cdna.findings import MODEL
+from mla_codegen.check.cdna.lanes import PACKED_16
 from mla_codegen.check.cdna.listing import Unknown
 
 LANES = 64
@@ -132,6 +134,61 @@ def test_packed_moves_and_halves() -> None:
         assert packed == high | (int(y) & 0xFFFF) << 16
 
 
+def signed_16(x: int) -> int:
+    return x - 65536 if x >> 15 else x
+
+
+def on_fp16(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[int, int], int]:
+    """Bits to bits, in fp64, rounded by torch; NaN as one of them."""
+
+    def on_bits(a: int, b: int) -> int:
+        x, y = (torch.tensor([signed_16(v)], dtype=torch.int16).view(torch.float16).double() for v in (a, b))
+        result = function(x, y).half()
+        return 0x7E00 if bool(result.isnan()) else int(result.view(torch.int16)) & 0xFFFF
+
+    return on_bits
+
+
+def one_nan(word: int) -> int:
+    """Both halves, NaN of fp16 as one of them."""
+    halves = [word & 0xFFFF, word >> 16]
+    low, high = (0x7E00 if half & 0x7FFF > 0x7C00 else half for half in halves)
+    return low | high << 16
+
+
+HALVES = {
+    "v_pk_add_f16": on_fp16(lambda a, b: a + b),
+    "v_pk_mul_f16": on_fp16(lambda a, b: a * b),
+    "v_pk_add_u16": lambda a, b: a + b,
+    "v_pk_add_i16": lambda a, b: signed_16(a) + signed_16(b),
+    "v_pk_sub_u16": lambda a, b: a - b,
+    "v_pk_sub_i16": lambda a, b: signed_16(a) - signed_16(b),
+    "v_pk_mul_lo_u16": lambda a, b: a * b,
+    "v_pk_lshlrev_b16": lambda a, b: b * 2 ** (a % 16),
+    "v_pk_lshrrev_b16": lambda a, b: b // 2 ** (a % 16),
+    "v_pk_ashrrev_i16": lambda a, b: signed_16(b) // 2 ** (a % 16),
+    "v_pk_min_u16": min,
+    "v_pk_max_u16": max,
+    "v_pk_min_i16": lambda a, b: min(a, b, key=signed_16),
+    "v_pk_max_i16": lambda a, b: max(a, b, key=signed_16),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PACKED_16))
+def test_pairs_of_16_bits(name: str) -> None:
+    """Both halves; then with the halves that op_sel (for the low result) and op_sel_hi (for the high one) name."""
+    a, b = words(1), words(2)
+    a[0, :4] = b[0, 1:5] = [0, 0x80008000, 0x7FFFFFFF, 0xFFFF0001]
+    waves = Bench(waves=2, v={1: a, 2: b}).run(f"{name} v3, v1, v2", f"{name} v4, v1, v2 op_sel:[1,0] op_sel_hi:[1,0]")
+    for x, y, straight, crossed in zip(*(array.flat for array in (a, b, waves.V[3], waves.V[4])), strict=True):
+        (low_x, high_x), (low_y, high_y) = ((int(v) & 0xFFFF, int(v) >> 16) for v in (x, y))
+        low, high = HALVES[name](low_x, low_y) & 0xFFFF, HALVES[name](high_x, high_y) & 0xFFFF
+        if name.endswith("f16"):
+            straight, crossed = one_nan(int(straight)), one_nan(int(crossed))
+        assert straight == low | high << 16
+        assert crossed == (HALVES[name](high_x, low_y) & 0xFFFF) * 0x10001
+
+
 def some_numbers(arch: str) -> np.ndarray[Any, Any]:
     """[4, 64]: all of fp8 and their midpoints, what is between them, too large, NaN, infinity, signed zeros."""
     table = torch.arange(256, dtype=torch.uint8).view(FP8[arch]).float().numpy()
@@ -186,16 +243,13 @@ def test_scaled_conversions_of_gfx950() -> None:
         f"s_mov_b32 s0, {int(scale.view(np.uint32)):#x}",
         "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, s0",
         "v_cvt_scalef32_pk_f32_fp8 v[6:7], v5, s0 op_sel:[1,0,0]",
-        "v_cvt_scalef32_pk_bf16_fp8 v8, v5, s0 op_sel:[1,0,0]",
-        "v_cvt_scalef32_pk_bf16_fp8 v9, v0, 1.0",
+        "v_cvt_scalef32_pk_bf16_fp8 v8, v5, 1.0 op_sel:[1,0,0]",
     )
     wanted = torch.from_numpy(x / scale).to(FP8["gfx950"]).view(torch.uint8).numpy()
     assert ((waves.V[0] & 0xFF) == wanted).all()
     assert (waves.V[6].view(np.float32) == np.float32(1.5) * scale).all()  # 0x3c
     assert (waves.V[7].view(np.float32) == np.float32(2.0) * scale).all()  # 0x40
-    assert (waves.V[8] == (waves.V[6] >> 16 | waves.V[7])).all()  # their upper halves: both are exact in bf16
-    low = torch.from_numpy(wanted).view(FP8["gfx950"]).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-    assert ((waves.V[9] & 0xFFFF) == low).all()
+    assert (waves.V[8] == 0x40003FC0).all()  # 2.0 and 1.5 in bf16
 
 
 MATRICES = [

@@ -51,6 +51,7 @@ HEAD_BLOCKS = gl.constexpr(2)
 XCDS = gl.constexpr(8)
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.0e38)  # score of a masked row: no weight, but finite
 SPLIT_TILE = gl.constexpr(16)  # splits that stage 2 merges at a time
 
 MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 16], True, [2, 4]))
@@ -162,6 +163,12 @@ def remap(program):
 
 
 @gluon.jit
+def ones():
+    """A V of ones."""
+    return gl.full([BLOCK_N, 16], 1.0, gl.bfloat16, B_OPERAND)
+
+
+@gluon.jit
 def row_max(scores):
     """Maximum of each row of S.
 
@@ -171,6 +178,12 @@ def row_max(scores):
     partial = gl.max(gl.reshape(scores, [BLOCK_H, BLOCK_N // 4, 4]), 2)
     maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 4], MAXIMA_SHARED, partial)
     return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
+
+
+@gluon.jit
+def weights_of(below):
+    """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""
+    return gl.exp2(below) + below * 0.0
 
 
 @tl.core.extern
@@ -205,13 +218,16 @@ def score(q_latent, q_rope, latent, rope, score_scale):
 
 @gluon.jit
 def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
+    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums.
+
+    The weights are summed as they are multiplied, rounded: by the MMA, with a V of ones.
+    """
     m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - m_new[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
+    alpha = gl.exp2(m - m_new)
+    weights = weights_of(scores - m_new[:, None])
     p = gl.convert_layout(weights.to(gl.bfloat16), A_OPERAND)
-    acc = cdna3.mfma(p, value_operand(latent), acc * shrink[:, None])
+    weight_sums = cdna3.mfma(p, ones(), weight_sums * alpha[:, None])
+    acc = cdna3.mfma(p, value_operand(latent), acc * alpha[:, None])
     return m_new, weight_sums, acc
 
 
@@ -263,25 +279,25 @@ def stage1(
     q_latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, A_OPERAND))
     q_rope_column = gl.arange(LATENT, ROW, gl.SliceLayout(0, A_OPERAND))
     q_latent = gl.load(
-        q + ((q_head * stride_qh)[:, None] + q_latent_column[None, :]),
+        q + ((q_head.to(gl.int64) * stride_qh)[:, None] + q_latent_column[None, :]),
         mask=(first_head + q_head < HEADS)[:, None],
         other=0.0,
     )
     q_rope = gl.load(
-        q + ((q_head * stride_qh)[:, None] + q_rope_column[None, :]),
+        q + ((q_head.to(gl.int64) * stride_qh)[:, None] + q_rope_column[None, :]),
         mask=(first_head + q_head < HEADS)[:, None],
         other=0.0,
     )
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], SHARED, q_rope)
-    unit = 1.0
+    scale = 1.0
     if kv_scale is not None:
-        unit = gl.load(kv_scale)
-    score_scale = sm_scale * LOG2E * unit
+        scale = gl.load(kv_scale)
+    score_scale = sm_scale * LOG2E * scale
 
     latent = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, LATENT], SHARED)
     rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, ROPE], SHARED)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
     for start in range(begin, end - BLOCK_N, BLOCK_N):
         latent.store(next_latent)
@@ -298,11 +314,11 @@ def stage1(
     scores = score(q_latent, q_rope, latent, rope, score_scale)
     kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
     is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
+    scores = gl.where(is_new[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
+    weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
+    acc = acc * (scale / weight_sum)[:, None]
     acc = gl.reshape(gl.permute(gl.reshape(acc, [BLOCK_H, 4, LATENT // 4]), [0, 2, 1]), [BLOCK_H, LATENT])
     acc = gl.convert_layout(acc, OUT, assert_trivial=True)
     log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
@@ -332,11 +348,11 @@ def stage2(partial, partial_lse, out, lse, splits):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc / some)

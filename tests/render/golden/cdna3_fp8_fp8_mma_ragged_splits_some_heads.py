@@ -15,8 +15,9 @@ Stage 1 folds tiles of 64 KV rows into a running softmax, with 8 waves:
     PV   O [32, 256]  the waves share out the latent columns: 64 a wave; P crosses the waves through LDS
 
 gfx942 multiplies e4m3fnuz, not the e4m3fn that the cache holds. The same byte is worth half in e4m3fnuz, so
-KV_UNIT = 2 goes into the scales, and byte 0x80 (-0 in e4m3fn, NaN in e4m3fnuz) is turned into 0 on its way into
-LDS, four bytes at a time.
+KV_SCALE = 2 goes into the scales, and byte 0x80 (-0 in e4m3fn, NaN in e4m3fnuz) is turned into 0 on its way into
+LDS, four bytes at a time. Bytes 0x7f and 0xff, NaN in e4m3fn and +-240 in e4m3fnuz, are looked for on the way; a tile
+that holds one makes all results of the program NaN, since every head reads every row.
 
 K is read from LDS as it lies: 16 neighbouring bytes a lane are the operands of two MMAs (k_width 16). V needs
 16 bytes from 16 different rows instead, and LDS has no transposing read here. Each lane therefore reads words
@@ -54,10 +55,12 @@ HEAD_BLOCKS = gl.constexpr(2)
 XCDS = gl.constexpr(8)
 FP8 = gl.constexpr(gl.float8e4b8)  # fp8_e4m3fnuz
 FP8_MAX = gl.constexpr(240.0)
+ONE = gl.constexpr(0x40)  # the byte of 1.0
 P_SHIFT = gl.constexpr(7.0)  # weights times 2^7 (< FP8_MAX): small ones stay clear of fp8's subnormals
-KV_UNIT = gl.constexpr(2.0)  # e4m3fn value / e4m3fnuz value of the same byte
+KV_SCALE = gl.constexpr(2.0)  # e4m3fn value / e4m3fnuz value of the same byte
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.0e38)  # score of a masked row: no weight, but finite
 ALL_SPLITS = gl.constexpr(4)  # splits, rounded up to a power of two
 
 MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 32], True, [2, 4]))
@@ -186,6 +189,12 @@ def query_operand(words, columns: gl.constexpr, operand: gl.constexpr):
 
 
 @gluon.jit
+def ones():
+    """A V of ones."""
+    return gl.full([BLOCK_N, 16], ONE, gl.uint8, B_OPERAND).to(FP8, bitcast=True)
+
+
+@gluon.jit
 def row_max(scores):
     """Maximum of each row of S.
 
@@ -195,6 +204,12 @@ def row_max(scores):
     partial = gl.max(gl.reshape(scores, [BLOCK_H, BLOCK_N // 4, 4]), 2)
     maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 4], MAXIMA_SHARED, partial)
     return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
+
+
+@gluon.jit
+def weights_of(below):
+    """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""
+    return gl.exp2(below) + below * 0.0
 
 
 @tl.core.extern
@@ -219,6 +234,16 @@ def without_minus_zero(x):
     """
     sign = byte_average(x, 0x7F7F7F7F, 0)
     return (x & 0x7F7F7F7F) | (sign & 0x80808080)
+
+
+@gluon.jit
+def nan_bytes(x, rows: gl.constexpr, words: gl.constexpr):
+    """NaN of e4m3fn, bytes 0x7f and 0xff, which are numbers in e4m3fnuz: the top bit of some byte where x has one.
+
+    [64, words] -> [rows, words / 4]: what one lane holds is joined, so nothing moves.
+    """
+    found = (x & 0x7F7F7F7F) + 0x01010101
+    return gl.reduce_or(gl.reduce_or(gl.reshape(found, [BLOCK_N // rows, rows, words // 4, 4]), 3), 0)
 
 
 @gluon.jit
@@ -271,13 +296,16 @@ def score(q_latent, q_rope, latent, rope, score_scale):
 
 @gluon.jit
 def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
+    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums.
+
+    The weights are summed as they are multiplied, rounded: by the MMA, with a V of ones.
+    """
     m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - (m_new - P_SHIFT)[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
+    alpha = gl.exp2(m - m_new)
+    weights = weights_of(scores - (m_new - P_SHIFT)[:, None])
     p = gl.convert_layout(weights.to(FP8), A_OPERAND)
-    acc = cdna3.mfma(p, value_operand(latent), acc * shrink[:, None])
+    weight_sums = cdna3.mfma(p, ones(), weight_sums * alpha[:, None])
+    acc = cdna3.mfma(p, value_operand(latent), acc * alpha[:, None])
     return m_new, weight_sums, acc
 
 
@@ -330,12 +358,12 @@ def stage1(
     rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
     rope_from = gl.arange(LATENT, LATENT + ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))
     q_latent = gl.load(
-        q + ((latent_head * stride_qh)[:, None] + latent_column[None, :]),
+        q + ((latent_head.to(gl.int64) * stride_qh)[:, None] + latent_column[None, :]),
         mask=(first_head + latent_head < HEADS)[:, None],
         other=0.0,
     )
     q_rope = gl.load(
-        q + ((rope_head * stride_qh)[:, None] + rope_from[None, :]),
+        q + ((rope_head.to(gl.int64) * stride_qh)[:, None] + rope_from[None, :]),
         mask=(first_head + rope_head < HEADS)[:, None],
         other=0.0,
     )
@@ -349,15 +377,17 @@ def stage1(
     q_rope = q_rope * gl.convert_layout(to_fp8, gl.SliceLayout(1, Q_ROPE_LOAD))[:, None]
     q_latent = keep_query(q_latent.to(FP8), LATENT)
     q_rope = keep_query(q_rope.to(FP8), ROPE)
-    unit = KV_UNIT
+    scale = KV_SCALE
     if kv_scale is not None:
-        unit = KV_UNIT * gl.load(kv_scale)
-    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * unit / FP8_MAX))[:, None]
+        scale = KV_SCALE * gl.load(kv_scale)
+    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * scale / FP8_MAX))[:, None]
 
     latent = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, LATENT // 4], LATENT_WORDS)
     rope = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, ROPE // 4], ROPE_WORDS)
+    latent_nan = nan_bytes(next_latent, 32, LATENT // 4)
+    rope_nan = nan_bytes(next_rope, 64, ROPE // 4)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
     for start in range(begin, end - BLOCK_N, BLOCK_N):
         latent.store(without_minus_zero(next_latent))
@@ -367,6 +397,8 @@ def stage1(
         next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
         scores = score(q_latent, q_rope, latent, rope, score_scale)
         m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+        latent_nan |= nan_bytes(next_latent, 32, LATENT // 4)
+        rope_nan |= nan_bytes(next_rope, 64, ROPE // 4)
 
     # The last tile: masked where it repeats rows.
     latent.store(without_minus_zero(next_latent))
@@ -374,11 +406,13 @@ def stage1(
     scores = score(q_latent, q_rope, latent, rope, score_scale)
     kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
     is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
+    scores = gl.where(is_new[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
+    weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
+    found = (gl.reduce_or(gl.reduce_or(latent_nan, 1), 0) | gl.reduce_or(gl.reduce_or(rope_nan, 1), 0)) & 0x80808080
+    weight_sum = weight_sum * gl.where(found != 0, float("nan"), 1.0)  # every head reads every row
+    acc = acc * (scale / weight_sum)[:, None]
     acc = gl.reshape(gl.permute(gl.reshape(acc, [BLOCK_H, 4, LATENT // 4]), [0, 2, 1]), [BLOCK_H, LATENT])
     acc = gl.convert_layout(acc, OUT, assert_trivial=True)
     log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)

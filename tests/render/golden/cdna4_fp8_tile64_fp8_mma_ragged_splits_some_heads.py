@@ -50,15 +50,18 @@ HEAD_BLOCKS = gl.constexpr(2)
 XCDS = gl.constexpr(8)
 FP8 = gl.constexpr(gl.float8e4nv)  # fp8_e4m3fn
 FP8_MAX = gl.constexpr(448.0)
+ONE = gl.constexpr(0x38)  # the byte of 1.0
 P_SHIFT = gl.constexpr(8.0)  # weights times 2^8 (< FP8_MAX): small ones stay clear of fp8's subnormals
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.0e38)  # score of a masked row: no weight, but finite
 ALL_SPLITS = gl.constexpr(4)  # splits, rounded up to a power of two
 
 MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 32], True, [2, 4]))
 MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
 MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
-OUT, OUT_ROW, OUT_COLUMN = MMA, MMA_ROW, MMA_COLUMN  # O is stored as it was multiplied
+OUT_ROW = MMA_ROW
+OUT_COLUMN = MMA_COLUMN
 A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 16))
 B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 16))
 WIDE_MMA = gl.constexpr(AMDMFMALayout(4, [16, 16, 128], True, [2, 4]))
@@ -173,6 +176,12 @@ def query_operand(words, columns: gl.constexpr, operand: gl.constexpr):
 
 
 @gluon.jit
+def ones():
+    """A V of ones."""
+    return gl.full([BLOCK_N, 16], ONE, gl.uint8, B_OPERAND).to(FP8, bitcast=True)
+
+
+@gluon.jit
 def row_max(scores):
     """Maximum of each row of S.
 
@@ -182,6 +191,12 @@ def row_max(scores):
     partial = gl.max(gl.reshape(scores, [BLOCK_H, BLOCK_N // 16, 16]), 2)
     maxima = gl.allocate_shared_memory(gl.float32, [BLOCK_H, BLOCK_N // 16], MAXIMA_SHARED, partial)
     return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
+
+
+@gluon.jit
+def weights_of(below):
+    """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""
+    return gl.exp2(below) + below * 0.0
 
 
 @gluon.jit
@@ -200,14 +215,17 @@ def score(q_latent, q_rope, latent, rope, score_scale):
 
 @gluon.jit
 def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
+    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums.
+
+    The weights are summed as they are multiplied, rounded: by the MMA, with a V of ones.
+    """
     m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - (m_new - P_SHIFT)[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
+    alpha = gl.exp2(m - m_new)
+    weights = weights_of(scores - (m_new - P_SHIFT)[:, None])
     p = gl.convert_layout(weights.to(FP8), A_OPERAND)
     values = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).load(B_OPERAND)
-    acc = cdna4.mfma(p, values, acc * shrink[:, None])
+    weight_sums = cdna4.mfma(p, ones(), weight_sums * alpha[:, None])
+    acc = cdna4.mfma(p, values, acc * alpha[:, None])
     return m_new, weight_sums, acc
 
 
@@ -260,12 +278,12 @@ def stage1(
     rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
     rope_from = gl.arange(LATENT, LATENT + ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))
     q_latent = gl.load(
-        q + ((latent_head * stride_qh)[:, None] + latent_column[None, :]),
+        q + ((latent_head.to(gl.int64) * stride_qh)[:, None] + latent_column[None, :]),
         mask=(first_head + latent_head < HEADS)[:, None],
         other=0.0,
     )
     q_rope = gl.load(
-        q + ((rope_head * stride_qh)[:, None] + rope_from[None, :]),
+        q + ((rope_head.to(gl.int64) * stride_qh)[:, None] + rope_from[None, :]),
         mask=(first_head + rope_head < HEADS)[:, None],
         other=0.0,
     )
@@ -279,15 +297,15 @@ def stage1(
     q_rope = q_rope * gl.convert_layout(to_fp8, gl.SliceLayout(1, Q_ROPE_LOAD))[:, None]
     q_latent = keep_query(q_latent.to(FP8), LATENT)
     q_rope = keep_query(q_rope.to(FP8), ROPE)
-    unit = 1.0
+    scale = 1.0
     if kv_scale is not None:
-        unit = gl.load(kv_scale)
-    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * unit / FP8_MAX))[:, None]
+        scale = gl.load(kv_scale)
+    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * scale / FP8_MAX))[:, None]
 
     latent = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, LATENT // 4], LATENT_WORDS)
     rope = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, ROPE // 4], ROPE_WORDS)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
     for start in range(begin, end - BLOCK_N, BLOCK_N):
         latent.store(next_latent)
@@ -304,11 +322,11 @@ def stage1(
     scores = score(q_latent, q_rope, latent, rope, score_scale)
     kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
     is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
+    scores = gl.where(is_new[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
+    weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
+    acc = acc * (scale / weight_sum)[:, None]
     log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
     at = (head * SPLITS * LATENT)[:, None] + column[None, :]
     gl.store(partial + at, acc, mask=(head < HEADS)[:, None])

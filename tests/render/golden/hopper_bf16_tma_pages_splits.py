@@ -60,6 +60,7 @@ BLOCK_H = gl.constexpr(16)  # heads of a program
 STAGES = gl.constexpr(2)  # tiles in the ring
 TILE_BYTES = gl.constexpr(73728)
 WORDS = gl.constexpr(256)  # 32-bit words of the latent columns
+LOWEST = gl.constexpr(-3.4e38)  # score of a row past the end: finite, since -inf is what infinite numbers give
 ZEROED_ROWS = gl.constexpr(16)  # rows of a tail in registers at a time
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
@@ -175,7 +176,8 @@ def stage1(
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [all rows, LATENT + ROPE]; partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
+    KV [all rows, LATENT + ROPE];
+    partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
     kv_visible and kv_scale may be None.
     kv_indices: a table of page numbers, a row of page_stride for each request, if kv_indptr is None, else their list.
     """
@@ -200,17 +202,26 @@ def stage1(
     q_row = q + row.to(gl.int64) * stride_qt
     latent_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_LATENT)
     rope_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_ROPE)
-    latent_from = q_row + latent_head[:, None] * stride_qh + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
-    rope_from = q_row + rope_head[:, None] * stride_qh + LATENT + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
+    latent_from = (
+        q_row
+        + latent_head[:, None].to(gl.int64) * stride_qh
+        + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
+    )
+    rope_from = (
+        q_row
+        + rope_head[:, None].to(gl.int64) * stride_qh
+        + LATENT
+        + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
+    )
     async_copy.async_copy_global_to_shared(q_latent, latent_from)
     async_copy.async_copy_global_to_shared(q_rope, rope_from)
     async_copy.commit_group()
 
     first_page, visible = locate(row, qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_stride)
     if kv_scale is None:
-        unit = 1.0
+        scale = 1.0
     else:
-        unit = gl.load(kv_scale)
+        scale = gl.load(kv_scale)
     rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
@@ -234,7 +245,7 @@ def stage1(
 
     word_ring = latent_ring._reinterpret(gl.int32, [STAGES, BLOCK_N, WORDS], KV_WORDS)
     weights_shared = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
-    score_scale = sm_scale * unit * LOG2E
+    score_scale = sm_scale * scale * LOG2E
     no_scores = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD)
     l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)  # one sum for each row of the tile: added up at the end
@@ -258,13 +269,14 @@ def stage1(
         scores = warpgroup_mma(latent, q_latent.permute((1, 0)), no_scores, use_acc=False, is_async=True)
         scores = warpgroup_mma(rope, q_rope.permute((1, 0)), scores, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores]) * score_scale
-        scores = gl.where((n < left)[:, None], scores, float("-inf"))
+        scores = gl.where((n < left)[:, None], scores, LOWEST)
 
         m_new = gl.maximum(m, gl.max(scores, 0))
-        shrink = gl.exp2(m - m_new)
-        weights = gl.exp2(scores - m_new[None, :])
-        l = l * shrink[None, :] + weights
-        acc = acc * shrink[None, :]
+        alpha = gl.exp2(m - m_new)
+        scores = scores - m_new[None, :]
+        weights = gl.exp2(scores)
+        l = l * alpha[None, :] + (weights + 0.0 * scores)  # NaN for a score of -inf, which comes of an infinite number
+        acc = acc * alpha[None, :]
         m = m_new
         weights_shared.store(weights.to(gl.bfloat16))
         fence_async_shared()  # wgmma reads the weights through the async proxy
@@ -285,8 +297,8 @@ def stage1(
         )
 
     total = gl.sum(l, 0)
-    log_sum = gl.where(total > 0, m + gl.log2(total), float("-inf"))
-    norm = unit / gl.where(total > 0, total, 1.0)  # nothing visible: out 0
+    log_sum = m + gl.log2(total)  # nothing visible: -inf
+    norm = gl.where(total == 0, 0.0, scale / total)  # nothing visible: out 0
     acc = acc * norm[None, :]
     columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
     head = first_head + gl.arange(0, BLOCK_H, HEAD)

@@ -12,7 +12,7 @@ Right for any number of requests of any lengths; fastest near the shape above.
 Stage 1 folds tiles of 128 KV rows into a running softmax, everything transposed so that the 16 heads are the MMA's N:
 
     S^T [rows, heads] = K [q_high | q_low]^T     fp8 wgmma, both operands in shared memory
-    P^T               = 2^(S^T - m)              f16, through shared memory
+    P^T               = 2^(S^T - m)              f16, through shared memory; m lies 15 below the maximum
     O^T [latent, heads] += V^T P^T               f16 mma_v2, V^T from registers
 
 q stays near bf16: each head's row is scaled to fp8's range by its own maximum, rounded (q_high), and the rounding
@@ -67,6 +67,7 @@ TILE_BYTES = gl.constexpr(73728)
 PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
 V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
 FP8_MAX = gl.constexpr(448.0)
+WEIGHT_SHIFT = gl.constexpr(15.0)  # the largest weight is 2^15, so that small ones survive f16
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 ALL_SPLITS = gl.constexpr(16)  # splits, rounded up to a power of two
@@ -178,7 +179,8 @@ def stage1(
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
-    KV [total_kv, LATENT + ROPE]; partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
+    KV [total_kv, LATENT + ROPE];
+    partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
     kv_visible and kv_scale may be None.
     """
     gdc_launch_dependents()  # stage 2 may take its place on the SMs now; it waits for this grid's end
@@ -203,17 +205,26 @@ def stage1(
     q_row = q + row.to(gl.int64) * stride_qt
     latent_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_LATENT)
     rope_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_ROPE)
-    latent_from = q_row + latent_head[:, None] * stride_qh + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
-    rope_from = q_row + rope_head[:, None] * stride_qh + LATENT + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
+    latent_from = (
+        q_row
+        + latent_head[:, None].to(gl.int64) * stride_qh
+        + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
+    )
+    rope_from = (
+        q_row
+        + rope_head[:, None].to(gl.int64) * stride_qh
+        + LATENT
+        + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
+    )
     async_copy.async_copy_global_to_shared(q_latent_raw, latent_from, mask=latent_head[:, None] < HEADS)
     async_copy.async_copy_global_to_shared(q_rope_raw, rope_from, mask=rope_head[:, None] < HEADS)
     async_copy.commit_group()
 
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     if kv_scale is None:
-        unit = 1.0
+        scale = 1.0
     else:
-        unit = gl.load(kv_scale)
+        scale = gl.load(kv_scale)
     rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
@@ -238,7 +249,7 @@ def stage1(
     q_rope = q_rope_raw.load(Q_ROPE).to(gl.float32)
     q_max = gl.max(gl.abs(q_latent), 1)
     q_max = gl.maximum(q_max, gl.convert_layout(gl.max(gl.abs(q_rope), 1), HEAD_OF_Q_LATENT))
-    q_max = gl.where(q_max > 0, q_max, 1.0)
+    q_max = gl.where(q_max > 1e-35, q_max, 1.0)  # FP8_MAX / q_max must be finite; zeros stay zeros
     to_fp8 = FP8_MAX / q_max
     q_latent = q_latent * to_fp8[:, None]
     q_rope = q_rope * gl.convert_layout(to_fp8, HEAD_OF_Q_ROPE)[:, None]
@@ -251,7 +262,7 @@ def stage1(
     q_rope_shared.slice(0, BLOCK_H).store(q_rope_high)
     q_latent_shared.slice(BLOCK_H, BLOCK_H).store((q_latent - q_latent_high.to(gl.float32)).to(gl.float8e4nv))
     q_rope_shared.slice(BLOCK_H, BLOCK_H).store((q_rope - q_rope_high.to(gl.float32)).to(gl.float8e4nv))
-    score_scale = gl.convert_layout(q_max * (sm_scale * unit * LOG2E / FP8_MAX), HEAD_OF_SCORES)
+    score_scale = gl.convert_layout(q_max * (sm_scale * scale * LOG2E / FP8_MAX), HEAD_OF_SCORES)
     fence_async_shared()  # wgmma reads q through the async proxy
     gl.thread_barrier()
 
@@ -299,15 +310,15 @@ def stage1(
         scores = gl.convert_layout(of_high + of_low, SCORES) * score_scale[None, :]
         scores = gl.where((n < left)[:, None], scores, float("-inf"))
 
-        m_new = gl.maximum(m, gl.max(scores, 0))
-        shrink = gl.exp2(m - m_new)
+        m_new = gl.maximum(m, gl.max(scores, 0) - WEIGHT_SHIFT)
+        alpha = gl.exp2(m - m_new)
         weights = gl.exp2(scores - m_new[None, :])
-        l = l * shrink[None, :] + weights
+        l = l * alpha[None, :] + weights
         m = m_new
         weights_shared.store(weights.to(gl.float16))
-        shrink = gl.convert_layout(shrink, HEAD_OF_OUTPUT)
-        even = even * shrink[None, :]
-        odd = odd * shrink[None, :]
+        alpha = gl.convert_layout(alpha, HEAD_OF_OUTPUT)
+        even = even * alpha[None, :]
+        odd = odd * alpha[None, :]
         for start in gl.static_range(0, BLOCK_N, V_ROWS):
             p = weights_shared.slice(start, V_ROWS).load(WEIGHTS)
             v_even, v_odd = split_pairs(pairs.slice(start, V_ROWS).permute((1, 0)).load(VALUES))
@@ -326,8 +337,8 @@ def stage1(
         )
 
     total = gl.sum(l, 0)
-    log_sum = gl.where(total > 0, m + gl.log2(total), float("-inf"))
-    norm = gl.convert_layout(unit / gl.where(total > 0, total, 1.0), HEAD_OF_OUTPUT)  # nothing visible: out 0
+    log_sum = m + gl.log2(total)  # nothing visible: -inf
+    norm = gl.convert_layout(gl.where(total == 0, 0.0, scale / total), HEAD_OF_OUTPUT)  # nothing visible: out 0
     even = even * norm[None, :]
     odd = odd * norm[None, :]
     pair = gl.arange(0, PAIRS, gl.SliceLayout(1, OUTPUT))

@@ -26,6 +26,7 @@ WORD = tl.constexpr(2)  # fp8 columns read as one int16
 ROW = tl.constexpr(144)  # int16s of a KV row
 BLOCK_N = tl.constexpr(64)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
+WEIGHT_SHIFT = tl.constexpr(15)  # weights are scaled by 32768 so that small ones survive f16
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SPLIT_TILE = tl.constexpr(16)  # splits that stage 2 merges at a time
@@ -130,12 +131,13 @@ def score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, latent, rope):
 def fold(scores, latent, m, l, acc_even, acc_odd):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - m_new[:, None])
-    l = l * shrink + tl.sum(weights, 1)
+    alpha = tl.math.exp2(m - m_new)
+    scores -= (m_new - WEIGHT_SHIFT)[:, None]
+    weights = tl.math.exp2(scores)
+    l = l * alpha + tl.sum(weights, 1)
     weights = weights.to(tl.float16)
-    acc_even = tl.dot(weights, even(latent), acc_even * shrink[:, None])
-    acc_odd = tl.dot(weights, odd(latent), acc_odd * shrink[:, None])
+    acc_even = tl.dot(weights, even(latent), acc_even * alpha[:, None])
+    acc_odd = tl.dot(weights, odd(latent), acc_odd * alpha[:, None])
     return m_new, l, acc_even, acc_odd
 
 
@@ -155,7 +157,7 @@ def stage1(
     row = program // splits
     words = tl.arange(0, LATENT // WORD)
     rope_words = tl.arange(0, ROPE // WORD)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None].to(tl.int64) * stride_qh
     q_latent_even = tl.load(q_heads + 2 * words[None, :])
     q_latent_odd = tl.load(q_heads + 2 * words[None, :] + 1)
     q_rope_even = tl.load(q_heads + LATENT + 2 * rope_words[None, :])
@@ -166,8 +168,8 @@ def stage1(
     begin = tl.minimum(split * rows_per_split, visible)
     end = tl.minimum(begin + rows_per_split, visible)
 
-    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
-    score_scale = sm_scale * unit * LOG2E
+    scale = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * scale * LOG2E
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -184,22 +186,21 @@ def stage1(
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
         m, l, acc_even, acc_odd = fold(scores, kv_latent, m, l, acc_even, acc_odd)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
+        row_mask = n < end - whole
         tile = kv + (kv_begin + whole) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0, cache_modifier=".cg")
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0, cache_modifier=".cg")
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0, cache_modifier=".cg")
+        kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0, cache_modifier=".cg")
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
         m, l, acc_even, acc_odd = fold(
-            tl.where(here[None, :], scores, float("-inf")), kv_latent, m, l, acc_even, acc_odd
+            tl.where(row_mask[None, :], scores, float("-inf")), kv_latent, m, l, acc_even, acc_odd
         )
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (reciprocal(total) * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, reciprocal(l) * scale)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * splits + split
     filled = begin < end  # a split without rows leaves its partial as it is
     columns = tl.interleave(acc_even * norm, acc_odd * norm)
     tl.store(partial + at[:, None] * LATENT + tl.arange(0, LATENT)[None, :], columns, mask=filled)
-    log_sum = m + tl.math.log2(l)
+    log_sum = m - WEIGHT_SHIFT + tl.math.log2(l)
     tl.store(partial_lse + at, log_sum)
 
 
@@ -224,11 +225,11 @@ def stage2(partial, partial_lse, out, lse, splits):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc * reciprocal(some))

@@ -26,7 +26,10 @@ ROW = tl.constexpr(288)  # int16s of a KV row
 SPLITS = tl.constexpr(3)
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(32)  # heads of a program
-KV_UNIT = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
+KV_SCALE = tl.constexpr(256.0)  # what 1.0 of the decoded KV stands for
+WEIGHT_SHIFT = tl.constexpr(10.39720770839918)  # weights are scaled by 32768 so that small ones survive f16
+KEY_FACTOR = tl.constexpr(36864.0)  # 1.125 * 2^15: exact in f16 but for NaN, which is read as 480 and becomes infinite
+LOWEST = tl.constexpr(-3.4e38)  # score of a row past the end: finite, since -inf is what infinite numbers give
 ALL_SPLITS = tl.constexpr(4)  # splits, rounded up to a power of two
 
 
@@ -92,8 +95,11 @@ def power_of_two(x):
 
 @triton.jit
 def even(pairs):
-    """Columns 2i of fp8 pairs in f16: sign, exponent and mantissa moved to f16's places, so 1.0 stands for KV_UNIT."""
-    return (((pairs & 0x7F) << 7) | ((pairs & 0x80) << 8)).to(tl.float16, bitcast=True)
+    """Columns 2i of fp8 pairs in f16: exponent and mantissa moved to f16's places, so 1.0 stands for KV_SCALE.
+
+    The shift leaves the sign in the exponent's highest bit; added there once more it carries into its own place.
+    """
+    return (((pairs & 0xFF) << 7) + ((pairs & 0x80) << 7)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -105,10 +111,10 @@ def odd(pairs):
 @triton.jit
 def score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, latent, rope):
     """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
-    dots = tl.dot(q_rope_even, tl.trans(even(rope)))
-    dots = tl.dot(q_rope_odd, tl.trans(odd(rope)), dots)
-    dots = tl.dot(q_latent_even, tl.trans(even(latent)), dots)
-    dots = tl.dot(q_latent_odd, tl.trans(odd(latent)), dots)
+    dots = tl.dot(q_rope_even, tl.trans(even(rope) * KEY_FACTOR))
+    dots = tl.dot(q_rope_odd, tl.trans(odd(rope) * KEY_FACTOR), dots)
+    dots = tl.dot(q_latent_even, tl.trans(even(latent) * KEY_FACTOR), dots)
+    dots = tl.dot(q_latent_odd, tl.trans(odd(latent) * KEY_FACTOR), dots)
     return dots
 
 
@@ -116,12 +122,13 @@ def score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, latent, rope):
 def fold(scores, latent, m, l, acc_even, acc_odd):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.exp(m - m_new)
-    weights = tl.exp(scores - m_new[:, None])
-    l = l * shrink + tl.sum(weights, 1)
+    alpha = tl.exp(m - m_new)
+    scores -= (m_new - WEIGHT_SHIFT)[:, None]
+    weights = tl.exp(scores)
+    l = l * alpha + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
     weights = weights.to(tl.float16)
-    acc_even = tl.dot(weights, even(latent), acc_even * shrink[:, None])
-    acc_odd = tl.dot(weights, odd(latent), acc_odd * shrink[:, None])
+    acc_even = tl.dot(weights, even(latent), acc_even * alpha[:, None])
+    acc_odd = tl.dot(weights, odd(latent), acc_odd * alpha[:, None])
     return m_new, l, acc_even, acc_odd
 
 
@@ -141,32 +148,33 @@ def stage1(
     row = program // SPLITS
     words = tl.arange(0, LATENT // WORD)
     rope_words = tl.arange(0, ROPE // WORD)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
-    real = heads < HEADS
-    q_latent_even = tl.load(q_heads + 2 * words[None, :], mask=real[:, None], other=0.0)
-    q_latent_odd = tl.load(q_heads + 2 * words[None, :] + 1, mask=real[:, None], other=0.0)
-    q_rope_even = tl.load(q_heads + LATENT + 2 * rope_words[None, :], mask=real[:, None], other=0.0)
-    q_rope_odd = tl.load(q_heads + LATENT + 2 * rope_words[None, :] + 1, mask=real[:, None], other=0.0)
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None].to(tl.int64) * stride_qh
+    head_mask = heads < HEADS
+    q_latent_even = tl.load(q_heads + 2 * words[None, :], mask=head_mask[:, None], other=0.0)
+    q_latent_odd = tl.load(q_heads + 2 * words[None, :] + 1, mask=head_mask[:, None], other=0.0)
+    q_rope_even = tl.load(q_heads + LATENT + 2 * rope_words[None, :], mask=head_mask[:, None], other=0.0)
+    q_rope_odd = tl.load(q_heads + LATENT + 2 * rope_words[None, :] + 1, mask=head_mask[:, None], other=0.0)
 
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     rows_per_split = tl.cdiv(tl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = tl.minimum(split * rows_per_split, visible)
     end = tl.minimum(begin + rows_per_split, visible)
 
-    unit = KV_UNIT if kv_scale is None else tl.load(kv_scale) * KV_UNIT
-    score_scale = sm_scale * unit
+    scale = KV_SCALE if kv_scale is None else tl.load(kv_scale) * KV_SCALE
+    score_scale = sm_scale * scale
+    score_scale = score_scale / KEY_FACTOR
 
     # A head of q is scaled by a power of two, so that it neither overflows nor loses digits in f16.
     q_max = tl.max(tl.abs(q_latent_even.to(tl.float32)), 1)
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_odd.to(tl.float32)), 1))
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope_even.to(tl.float32)), 1))
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope_odd.to(tl.float32)), 1))
-    q_unit = power_of_two(q_max)
-    q_latent_even = (q_latent_even.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_latent_odd = (q_latent_odd.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_rope_even = (q_rope_even.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    q_rope_odd = (q_rope_odd.to(tl.float32) / q_unit[:, None]).to(tl.float16)
-    score_scale = (q_unit * score_scale)[:, None]
+    q_scale = power_of_two(q_max)
+    q_latent_even = (q_latent_even.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q_latent_odd = (q_latent_odd.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q_rope_even = (q_rope_even.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    q_rope_odd = (q_rope_odd.to(tl.float32) / q_scale[:, None]).to(tl.float16)
+    score_scale = (q_scale * score_scale)[:, None]
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -176,23 +184,20 @@ def stage1(
     latent_at = n[:, None] * ROW + words[None, :]
     rope_at = n[:, None] * ROW + LATENT // WORD + rope_words[None, :]
     for start in range(begin, end, BLOCK_N):
-        here = n < end - start  # rows past the end are read as zeros and get no weight
+        row_mask = n < end - start  # rows past the end are read as zeros and get no weight
         tile = kv + (kv_begin + start) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0)
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0)
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0)
+        kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0)
         scores = score(q_latent_even, q_latent_odd, q_rope_even, q_rope_odd, kv_latent, kv_rope) * score_scale
-        m, l, acc_even, acc_odd = fold(
-            tl.where(here[None, :], scores, float("-inf")), kv_latent, m, l, acc_even, acc_odd
-        )
+        m, l, acc_even, acc_odd = fold(tl.where(row_mask[None, :], scores, LOWEST), kv_latent, m, l, acc_even, acc_odd)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (1.0 / total * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, 1.0 / l * scale)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
-    filled = real & (begin < end)  # a split without rows leaves its partial as it is
+    filled = head_mask & (begin < end)  # a split without rows leaves its partial as it is
     columns = tl.interleave(acc_even * norm, acc_odd * norm)
     tl.store(partial + at[:, None] * LATENT + tl.arange(0, LATENT)[None, :], columns, mask=filled[:, None])
-    log_sum = m + tl.log(l)
-    tl.store(partial_lse + at, log_sum, mask=real)
+    log_sum = m - WEIGHT_SHIFT + tl.log(l)
+    tl.store(partial_lse + at, log_sum, mask=head_mask)
 
 
 @triton.jit(do_not_specialize=[])

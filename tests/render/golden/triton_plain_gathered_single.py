@@ -24,6 +24,7 @@ ROW = tl.constexpr(576)  # bf16s of a KV row
 PAGE_SIZE = tl.constexpr(16)  # KV rows of a page
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
+LOWEST = tl.constexpr(-3.4e38)  # score of a row past the end: finite, since -inf is what infinite numbers give
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -109,11 +110,12 @@ def score(q_latent, q_rope, latent, rope):
 def fold(scores, latent, m, l, acc):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - m_new[:, None])
-    l = l * shrink + tl.sum(weights, 1)
+    alpha = tl.math.exp2(m - m_new)
+    scores -= m_new[:, None]
+    weights = tl.math.exp2(scores)
+    l = l * alpha + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
     weights = weights.to(tl.bfloat16)
-    acc = tl.dot(weights, latent, acc * shrink[:, None])
+    acc = tl.dot(weights, latent, acc * alpha[:, None])
     return m_new, l, acc
 
 
@@ -133,7 +135,7 @@ def stage1(
     row = program
     latent = tl.arange(0, LATENT)
     rope = tl.arange(0, ROPE)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None].to(tl.int64) * stride_qh
     q_latent = tl.load(q_heads + latent[None, :])
     q_rope = tl.load(q_heads + LATENT + rope[None, :])
 
@@ -141,8 +143,8 @@ def stage1(
     begin, end = 0, visible
     pages = kv_indices + first_page
 
-    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
-    score_scale = sm_scale * unit * LOG2E
+    scale = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * scale * LOG2E
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -160,15 +162,14 @@ def stage1(
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc = fold(scores, kv_latent, m, l, acc)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
+        row_mask = n < end - whole
         tile = kv + (pool_row(pages, tl.minimum(whole + n, end - 1).to(tl.uint32)) * ROW)[:, None]
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0)
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0)
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0.0)
+        kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0.0)
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
-        m, l, acc = fold(tl.where(here[None, :], scores, float("-inf")), kv_latent, m, l, acc)
+        m, l, acc = fold(tl.where(row_mask[None, :], scores, LOWEST), kv_latent, m, l, acc)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (1.0 / total * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, 1.0 / l * scale)[:, None]  # nothing visible: out 0
     at = row.to(tl.int64) * HEADS + heads
     tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm)
     log_sum = m + tl.math.log2(l)

@@ -26,6 +26,7 @@ BLOCK_N = tl.constexpr(64)  # KV rows of a tile
 BLOCK_H = tl.constexpr(64)  # heads of a program
 HEAD_BLOCKS = tl.constexpr(2)
 XCDS = tl.constexpr(8)
+LOWEST = tl.constexpr(-3.4e38)  # score of a row past the end: finite, since -inf is what infinite numbers give
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SPLIT_TILE = tl.constexpr(16)  # splits that stage 2 merges at a time
@@ -112,11 +113,12 @@ def score(q_latent, q_rope, latent, rope):
 def fold(scores, latent, m, l, acc):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - m_new[:, None])
-    l = l * shrink + tl.sum(weights, 1)
+    alpha = tl.math.exp2(m - m_new)
+    scores -= m_new[:, None]
+    weights = tl.math.exp2(scores)
+    l = l * alpha + tl.sum(weights + 0.0 * scores, 1)  # NaN for a score of -inf, which comes of an infinite number
     weights = weights.to(tl.bfloat16)
-    acc = tl.dot(weights, latent, acc * shrink[:, None])
+    acc = tl.dot(weights, latent, acc * alpha[:, None])
     return m_new, l, acc
 
 
@@ -137,18 +139,18 @@ def stage1(
     row = program // splits
     latent = tl.arange(0, LATENT)
     rope = tl.arange(0, ROPE)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
-    real = heads < HEADS
-    q_latent = tl.load(q_heads + latent[None, :], mask=real[:, None], other=0.0)
-    q_rope = tl.load(q_heads + LATENT + rope[None, :], mask=real[:, None], other=0.0)
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None].to(tl.int64) * stride_qh
+    head_mask = heads < HEADS
+    q_latent = tl.load(q_heads + latent[None, :], mask=head_mask[:, None], other=0.0)
+    q_rope = tl.load(q_heads + LATENT + rope[None, :], mask=head_mask[:, None], other=0.0)
 
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     rows_per_split = tl.cdiv(tl.cdiv(visible, splits), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = tl.minimum(split * rows_per_split, visible)
     end = tl.minimum(begin + rows_per_split, visible)
 
-    unit = 1.0 if kv_scale is None else tl.load(kv_scale)
-    score_scale = sm_scale * unit * LOG2E
+    scale = 1.0 if kv_scale is None else tl.load(kv_scale)
+    score_scale = sm_scale * scale * LOG2E
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -164,20 +166,19 @@ def stage1(
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc = fold(scores, kv_latent, m, l, acc)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
+        row_mask = n < end - whole
         tile = kv + (kv_begin + whole) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0.0)
-        kv_rope = tl.load(tile + rope_at, mask=here[:, None], other=0.0)
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0.0)
+        kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0.0)
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
-        m, l, acc = fold(tl.where(here[None, :], scores, float("-inf")), kv_latent, m, l, acc)
+        m, l, acc = fold(tl.where(row_mask[None, :], scores, LOWEST), kv_latent, m, l, acc)
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (reciprocal(total) * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, reciprocal(l) * scale)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * splits + split
-    filled = real & (begin < end)  # a split without rows leaves its partial as it is
+    filled = head_mask & (begin < end)  # a split without rows leaves its partial as it is
     tl.store(partial + at[:, None] * LATENT + latent[None, :], acc * norm, mask=filled[:, None])
     log_sum = m + tl.math.log2(l)
-    tl.store(partial_lse + at, log_sum, mask=real)
+    tl.store(partial_lse + at, log_sum, mask=head_mask)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -201,11 +202,11 @@ def stage2(partial, partial_lse, out, lse, splits):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc * reciprocal(some))

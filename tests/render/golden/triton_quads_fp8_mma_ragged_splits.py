@@ -28,7 +28,7 @@ SPLITS = tl.constexpr(4)
 BLOCK_N = tl.constexpr(32)  # KV rows of a tile
 BLOCK_H = tl.constexpr(16)  # heads of a program
 XCDS = tl.constexpr(8)
-KV_UNIT = tl.constexpr(2.0)  # what 1.0 of the decoded KV stands for
+KV_SCALE = tl.constexpr(2.0)  # what 1.0 of the decoded KV stands for
 Q_TOP = tl.constexpr(64)  # each head's largest |q| is scaled to Q_TOP .. 2 * Q_TOP before it is rounded to fp8
 WEIGHT_SHIFT = tl.constexpr(7)  # weights are scaled by 128 so that small ones survive fp8
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -123,10 +123,19 @@ def repair(words):
 
 
 @triton.jit
-def repair_bytes(x):
-    """The same for single bytes, as fp8_e4m3fnuz."""
-    nonzero = ((x & 0x7F) + 0x7F) & 0x80
-    return (x & (nonzero | 0x7F)).to(tl.float8e4b8, bitcast=True)
+def repair_keys(words):
+    """The same, and NaN (0x7F and 0xFF) becomes NaN (0x80). Values need not: the weight of such a row is NaN."""
+    bits = words.to(tl.uint32, bitcast=True)
+    low = bits & 0x7F7F7F7F
+    nan = ((low + 0x01010101) >> 7) & 0x01010101
+    return ((low + nan) | (bits & (low + 0x7F7F7F7F) & 0x80808080)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def repair_key_bytes(x):
+    """`repair_keys` for single bytes, as fp8_e4m3fnuz."""
+    low = x & 0x7F
+    return ((low + ((low + 1) >> 7)) | (x & (low + 0x7F) & 0x80)).to(tl.float8e4b8, bitcast=True)
 
 
 @triton.jit
@@ -138,11 +147,11 @@ def column(words, J: tl.constexpr):
 @triton.jit
 def score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, latent, rope):
     """q . k of a tile, [BLOCK_H, BLOCK_N], before any scale."""
-    dots = tl.dot(q_rope, tl.trans(repair_bytes(rope)))
-    dots = tl.dot(q_latent_0, tl.trans(column(repair(latent), 0)), dots)
-    dots = tl.dot(q_latent_1, tl.trans(column(repair(latent), 1)), dots)
-    dots = tl.dot(q_latent_2, tl.trans(column(repair(latent), 2)), dots)
-    dots = tl.dot(q_latent_3, tl.trans(column(repair(latent), 3)), dots)
+    dots = tl.dot(q_rope, tl.trans(repair_key_bytes(rope)))
+    dots = tl.dot(q_latent_0, tl.trans(column(repair_keys(latent), 0)), dots)
+    dots = tl.dot(q_latent_1, tl.trans(column(repair_keys(latent), 1)), dots)
+    dots = tl.dot(q_latent_2, tl.trans(column(repair_keys(latent), 2)), dots)
+    dots = tl.dot(q_latent_3, tl.trans(column(repair_keys(latent), 3)), dots)
     return dots
 
 
@@ -150,14 +159,15 @@ def score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, latent, rope):
 def fold(scores, latent, m, l, acc_0, acc_1, acc_2, acc_3):
     """Take a tile into the running softmax."""
     m_new = tl.maximum(m, tl.max(scores, 1))
-    shrink = tl.math.exp2(m - m_new)
-    weights = tl.math.exp2(scores - (m_new - WEIGHT_SHIFT)[:, None])
-    l = l * shrink + tl.sum(weights, 1)
+    alpha = tl.math.exp2(m - m_new)
+    scores -= (m_new - WEIGHT_SHIFT)[:, None]
+    weights = tl.math.exp2(scores)
     weights = weights.to(tl.float8e4b8)
-    acc_0 = tl.dot(weights, column(repair(latent), 0), acc_0 * shrink[:, None])
-    acc_1 = tl.dot(weights, column(repair(latent), 1), acc_1 * shrink[:, None])
-    acc_2 = tl.dot(weights, column(repair(latent), 2), acc_2 * shrink[:, None])
-    acc_3 = tl.dot(weights, column(repair(latent), 3), acc_3 * shrink[:, None])
+    l = l * alpha + tl.sum(weights.to(tl.float32), 1)  # the sum of what is multiplied
+    acc_0 = tl.dot(weights, column(repair(latent), 0), acc_0 * alpha[:, None])
+    acc_1 = tl.dot(weights, column(repair(latent), 1), acc_1 * alpha[:, None])
+    acc_2 = tl.dot(weights, column(repair(latent), 2), acc_2 * alpha[:, None])
+    acc_3 = tl.dot(weights, column(repair(latent), 3), acc_3 * alpha[:, None])
     return m_new, l, acc_0, acc_1, acc_2, acc_3
 
 
@@ -177,7 +187,7 @@ def stage1(
     row = program // SPLITS
     words = tl.arange(0, LATENT // WORD)
     rope = tl.arange(0, ROPE)
-    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None] * stride_qh
+    q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None].to(tl.int64) * stride_qh
     q_latent_0 = tl.load(q_heads + 4 * words[None, :])
     q_latent_1 = tl.load(q_heads + 4 * words[None, :] + 1)
     q_latent_2 = tl.load(q_heads + 4 * words[None, :] + 2)
@@ -189,8 +199,8 @@ def stage1(
     begin = tl.minimum(split * rows_per_split, visible)
     end = tl.minimum(begin + rows_per_split, visible)
 
-    unit = KV_UNIT if kv_scale is None else tl.load(kv_scale) * KV_UNIT
-    score_scale = sm_scale * unit * LOG2E
+    scale = KV_SCALE if kv_scale is None else tl.load(kv_scale) * KV_SCALE
+    score_scale = sm_scale * scale * LOG2E
 
     # A head of q is scaled by a power of two, so that it fills the range of fp8.
     q_max = tl.max(tl.abs(q_latent_0.to(tl.float32)), 1)
@@ -198,13 +208,13 @@ def stage1(
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_2.to(tl.float32)), 1))
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_latent_3.to(tl.float32)), 1))
     q_max = tl.maximum(q_max, tl.max(tl.abs(q_rope.to(tl.float32)), 1))
-    q_unit = power_of_two(q_max) / Q_TOP
-    q_latent_0 = (q_latent_0.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_latent_1 = (q_latent_1.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_latent_2 = (q_latent_2.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_latent_3 = (q_latent_3.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    q_rope = (q_rope.to(tl.float32) / q_unit[:, None]).to(tl.float8e4b8)
-    score_scale = (q_unit * score_scale)[:, None]
+    q_scale = power_of_two(q_max) / Q_TOP
+    q_latent_0 = (q_latent_0.to(tl.float32) / q_scale[:, None]).to(tl.float8e4b8)
+    q_latent_1 = (q_latent_1.to(tl.float32) / q_scale[:, None]).to(tl.float8e4b8)
+    q_latent_2 = (q_latent_2.to(tl.float32) / q_scale[:, None]).to(tl.float8e4b8)
+    q_latent_3 = (q_latent_3.to(tl.float32) / q_scale[:, None]).to(tl.float8e4b8)
+    q_rope = (q_rope.to(tl.float32) / q_scale[:, None]).to(tl.float8e4b8)
+    score_scale = (q_scale * score_scale)[:, None]
 
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_H], tl.float32)
@@ -223,22 +233,21 @@ def stage1(
         scores = score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc_0, acc_1, acc_2, acc_3 = fold(scores, kv_latent, m, l, acc_0, acc_1, acc_2, acc_3)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
-        here = n < end - whole
+        row_mask = n < end - whole
         tile = kv + (kv_begin + whole) * ROW
-        kv_latent = tl.load(tile + latent_at, mask=here[:, None], other=0, cache_modifier=".cg")
+        kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0, cache_modifier=".cg")
         kv_rope = tl.load(
             (tile + LATENT // WORD).to(tl.pointer_type(tl.uint8)) + rope_at,
-            mask=here[:, None],
+            mask=row_mask[:, None],
             other=0,
             cache_modifier=".cg",
         )
         scores = score(q_latent_0, q_latent_1, q_latent_2, q_latent_3, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc_0, acc_1, acc_2, acc_3 = fold(
-            tl.where(here[None, :], scores, float("-inf")), kv_latent, m, l, acc_0, acc_1, acc_2, acc_3
+            tl.where(row_mask[None, :], scores, float("-inf")), kv_latent, m, l, acc_0, acc_1, acc_2, acc_3
         )
 
-    total = tl.where(l == 0.0, 1.0, l)  # nothing visible: out 0
-    norm = (reciprocal(total) * unit)[:, None]
+    norm = tl.where(l == 0.0, 0.0, reciprocal(l) * scale)[:, None]  # nothing visible: out 0
     at = (row.to(tl.int64) * HEADS + heads) * SPLITS + split
     filled = begin < end  # a split without rows leaves its partial as it is
     columns = tl.interleave(tl.interleave(acc_0 * norm, acc_2 * norm), tl.interleave(acc_1 * norm, acc_3 * norm))

@@ -15,24 +15,24 @@ Stage 1 folds tiles of 64 KV rows into a running softmax, with 4 waves:
     PV   O [16, 256]  the waves share out the latent columns: 64 a wave; P crosses the waves through LDS
 
 gfx942 multiplies e4m3fnuz, not the e4m3fn that the cache holds. The same byte is worth half in e4m3fnuz, so
-KV_UNIT = 2 goes into the scales, and byte 0x80 (-0 in e4m3fn, NaN in e4m3fnuz) is turned into 0 on its way into
-LDS, four bytes at a time.
+KV_SCALE = 2 goes into the scales, and byte 0x80 (-0 in e4m3fn, NaN in e4m3fnuz) is turned into 0 on its way into
+LDS, four bytes at a time. Bytes 0x7f and 0xff, NaN in e4m3fn and +-240 in e4m3fnuz, are looked for on the way; a tile
+that holds one makes all results of the program NaN, since every head reads every row.
 
-q and P would lose most of their precision in fp8, so each is two fp8 numbers: the rounded one and what rounding
-left. That doubles the MMAs.
+q and P would lose most of their precision in fp8. q is two fp8 numbers: the rounded one and what rounding left, for
+twice the MMAs. P is bf16, which has room for weights far below the largest, and V is widened to bf16, exactly.
 
 K is read from LDS as it lies: 16 neighbouring bytes a lane are the operands of two MMAs (k_width 16). V needs
-16 bytes from 16 different rows instead, and LDS has no transposing read here. Each lane therefore reads words
-(4 neighbouring columns of one row) and turns blocks of 4 rows x 4 columns in registers, two v_perm_b32 a word.
-Word c of V so yields columns 4 c + j, which the MMA gets as column 64 j + c; renaming registers undoes
-the order when O is stored.
+numbers from neighbouring rows in one register instead, and LDS has no transposing read here. Each lane therefore reads
+4 neighbouring columns of 8 rows and puts the halves of two rows together once they are bf16. Word c of V so
+yields columns 4 c + j, which the MMA gets as column 64 j + c; renaming registers undoes the order when O is stored.
 
 A tile is always 64 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
 repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile,
 peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
 its way into registers.
 
-31 KB of LDS and 4 waves of at most 256 registers a lane: room for two programs on a CU.
+32 KB of LDS and 4 waves of at most 256 registers a lane: room for two programs on a CU.
 
 Symbols: m running maximum of the scores, acc unnormalised output; scores, m and the LSE of a split are in base 2 (the
 score scale carries log2 e).
@@ -56,17 +56,21 @@ HEAD_BLOCKS = gl.constexpr(3)
 XCDS = gl.constexpr(8)
 FP8 = gl.constexpr(gl.float8e4b8)  # fp8_e4m3fnuz
 FP8_MAX = gl.constexpr(240.0)
-P_SHIFT = gl.constexpr(7.0)  # weights times 2^7 (< FP8_MAX): small ones stay clear of fp8's subnormals
-KV_UNIT = gl.constexpr(2.0)  # e4m3fn value / e4m3fnuz value of the same byte
+KV_SCALE = gl.constexpr(2.0)  # e4m3fn value / e4m3fnuz value of the same byte
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.0e38)  # score of a masked row: no weight, but finite
 SPLIT_TILE = gl.constexpr(16)  # splits that stage 2 merges at a time
 
-MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 32], True, [1, 4]))
+# QK multiplies fp8, PV bf16. What they yield lies alike.
+KEY_MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 32], True, [1, 4]))
+KEY_A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, KEY_MMA, 16))
+KEY_B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, KEY_MMA, 16))
+MMA = gl.constexpr(AMDMFMALayout(3, [16, 16, 16], True, [1, 4]))
 MMA_ROW = gl.constexpr(gl.SliceLayout(1, MMA))
 MMA_COLUMN = gl.constexpr(gl.SliceLayout(0, MMA))
-A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 16))
-B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 16))
+A_OPERAND = gl.constexpr(gl.DotOperandLayout(0, MMA, 8))
+B_OPERAND = gl.constexpr(gl.DotOperandLayout(1, MMA, 8))
 # Global loads: 16 bytes a lane.
 Q_LATENT_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [2, 32], [4, 1], [1, 0]))
 Q_ROPE_LOAD = gl.constexpr(gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0]))
@@ -186,6 +190,12 @@ def two_fp8(x):
 
 
 @gluon.jit
+def ones():
+    """A V of ones."""
+    return gl.full([BLOCK_N, 16], 1.0, gl.bfloat16, B_OPERAND)
+
+
+@gluon.jit
 def row_max(scores):
     """Maximum of each row of S.
 
@@ -197,11 +207,10 @@ def row_max(scores):
     return gl.convert_layout(gl.max(maxima.load(MAXIMA), 1), MMA_ROW, assert_trivial=True)
 
 
-@tl.core.extern
-def byte_select(high, low, selector, _semantic=None):
-    """Four bytes picked from (high, low): selector byte 0..3 names a byte of `low`, 4..7 one of `high`."""
-    symbols = {(tl.uint32, tl.uint32, tl.int32): ("llvm.amdgcn.perm", tl.uint32)}
-    return tl.core.extern_elementwise("", "", [high, low, selector], symbols, is_pure=True, _semantic=_semantic)
+@gluon.jit
+def weights_of(below):
+    """exp2 of scores less their maximum; NaN for any that is not finite: minus infinity too comes of what was read."""
+    return gl.exp2(below) + below * 0.0
 
 
 @tl.core.extern
@@ -222,66 +231,55 @@ def without_minus_zero(x):
 
 
 @gluon.jit
-def every_fourth_row(x):
-    """[64, c] -> four tensors [16, c]: rows 4 i, 4 i + 1, 4 i + 2 and 4 i + 3. Registers are renamed, nothing moves."""
-    x = gl.permute(gl.reshape(x, [BLOCK_N // 4, 2, 2, LATENT // 4]), [0, 3, 1, 2])
-    even, odd = gl.split(x)
-    row0, row2 = gl.split(even)
-    row1, row3 = gl.split(odd)
-    return row0, row1, row2, row3
+def nan_bytes(x, rows: gl.constexpr, words: gl.constexpr):
+    """NaN of e4m3fn, bytes 0x7f and 0xff, which are numbers in e4m3fnuz: the top bit of some byte where x has one.
+
+    [64, words] -> [rows, words / 4]: what one lane holds is joined, so nothing moves.
+    """
+    found = (x & 0x7F7F7F7F) + 0x01010101
+    return gl.reduce_or(gl.reduce_or(gl.reshape(found, [BLOCK_N // rows, rows, words // 4, 4]), 3), 0)
 
 
 @gluon.jit
-def column_words(x):
-    """Words of four columns [64, c] -> four words [16, c], one a column; their bytes are four neighbouring rows."""
-    row0, row1, row2, row3 = every_fourth_row(x)
-    low01 = byte_select(row1, row0, 0x05010400)
-    high01 = byte_select(row1, row0, 0x07030602)
-    low23 = byte_select(row3, row2, 0x05010400)
-    high23 = byte_select(row3, row2, 0x07030602)
-    column0 = byte_select(low23, low01, 0x05040100)
-    column1 = byte_select(low23, low01, 0x07060302)
-    column2 = byte_select(high23, high01, 0x05040100)
-    column3 = byte_select(high23, high01, 0x07060302)
-    return column0, column1, column2, column3
+def four_columns(words):
+    """[64, c] words of four fp8 -> [64, c, 4] bf16, exactly."""
+    low = gl.join((words & 0xFF).to(gl.uint8), ((words >> 16) & 0xFF).to(gl.uint8))
+    high = gl.join(((words >> 8) & 0xFF).to(gl.uint8), (words >> 24).to(gl.uint8))
+    numbers = gl.reshape(gl.join(low, high), [BLOCK_N, LATENT // 4, 4])
+    return numbers.to(FP8, bitcast=True).to(gl.bfloat16)
 
 
 @gluon.jit
 def value_operand(latent):
     """V as the PV operand [64, 256] from the tile in LDS; true column 4 c + j stands at 64 j + c."""
-    word0, word1, word2, word3 = column_words(latent.load(B_OPERAND))
-    words = gl.join(gl.join(word0, word2), gl.join(word1, word3))  # [row / 4, c, j1, j0], j = 2 j1 + j0
-    low = gl.join((words & 0xFF).to(gl.uint8), ((words >> 16) & 0xFF).to(gl.uint8))
-    high = gl.join(((words >> 8) & 0xFF).to(gl.uint8), (words >> 24).to(gl.uint8))
-    numbers = gl.join(low, high)  # [row / 4, c, j1, j0, i1, i0], row % 4 = 2 i1 + i0
-    numbers = gl.reshape(gl.permute(numbers, [0, 4, 5, 2, 3, 1]), [BLOCK_N, LATENT])
-    return gl.convert_layout(numbers.to(FP8, bitcast=True), B_OPERAND, assert_trivial=True)
+    numbers = gl.permute(four_columns(latent.load(B_OPERAND)), [0, 2, 1])  # from [row, c, j]
+    return gl.convert_layout(gl.reshape(numbers, [BLOCK_N, LATENT]), B_OPERAND, assert_trivial=True)
 
 
 @gluon.jit
 def score(q_latent, q_rope, q_latent_rest, q_rope_rest, latent, rope, score_scale):
     """S [16, 64] of the tile in LDS, in units of log2."""
-    keys = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).permute([1, 0]).load(B_OPERAND)
-    rope_keys = rope._reinterpret(FP8, [BLOCK_N, ROPE], ROPE_FP8).permute([1, 0]).load(B_OPERAND)
-    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
-    scores = cdna3.mfma(query_operand(q_latent, LATENT, A_OPERAND), keys, scores)
-    scores = cdna3.mfma(query_operand(q_rope, ROPE, A_OPERAND), rope_keys, scores)
-    scores = cdna3.mfma(query_operand(q_latent_rest, LATENT, A_OPERAND), keys, scores)
-    scores = cdna3.mfma(query_operand(q_rope_rest, ROPE, A_OPERAND), rope_keys, scores)
-    return scores * score_scale
+    keys = latent._reinterpret(FP8, [BLOCK_N, LATENT], LATENT_FP8).permute([1, 0]).load(KEY_B_OPERAND)
+    rope_keys = rope._reinterpret(FP8, [BLOCK_N, ROPE], ROPE_FP8).permute([1, 0]).load(KEY_B_OPERAND)
+    scores = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, KEY_MMA)
+    scores = cdna3.mfma(query_operand(q_latent, LATENT, KEY_A_OPERAND), keys, scores)
+    scores = cdna3.mfma(query_operand(q_rope, ROPE, KEY_A_OPERAND), rope_keys, scores)
+    scores = cdna3.mfma(query_operand(q_latent_rest, LATENT, KEY_A_OPERAND), keys, scores)
+    scores = cdna3.mfma(query_operand(q_rope_rest, ROPE, KEY_A_OPERAND), rope_keys, scores)
+    return gl.convert_layout(scores, MMA, assert_trivial=True) * score_scale
 
 
 @gluon.jit
 def fold(scores, latent, m, weight_sums, acc):
-    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums (rows summed at the end)."""
+    """Fold one tile into the running softmax: maximum m, unnormalised acc, weight_sums.
+
+    The weights are summed as they are multiplied, rounded: by the MMA, with a V of ones.
+    """
     m_new = gl.maximum(m, row_max(scores))
-    shrink = gl.exp2(m - m_new)
-    weights = gl.exp2(scores - (m_new - P_SHIFT)[:, None])
-    weight_sums = weight_sums * shrink[:, None] + weights
-    p, p_rest = two_fp8(weights)
-    values = value_operand(latent)
-    acc = cdna3.mfma(gl.convert_layout(p, A_OPERAND), values, acc * shrink[:, None])
-    acc = cdna3.mfma(gl.convert_layout(p_rest, A_OPERAND), values, acc)
+    alpha = gl.exp2(m - m_new)
+    p = gl.convert_layout(weights_of(scores - m_new[:, None]).to(gl.bfloat16), A_OPERAND)
+    weight_sums = cdna3.mfma(p, ones(), weight_sums * alpha[:, None])
+    acc = cdna3.mfma(p, value_operand(latent), acc * alpha[:, None])
     return m_new, weight_sums, acc
 
 
@@ -334,12 +332,12 @@ def stage1(
     rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
     rope_from = gl.arange(LATENT, LATENT + ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))
     q_latent = gl.load(
-        q + ((latent_head * stride_qh)[:, None] + latent_column[None, :]),
+        q + ((latent_head.to(gl.int64) * stride_qh)[:, None] + latent_column[None, :]),
         mask=(first_head + latent_head < HEADS)[:, None],
         other=0.0,
     )
     q_rope = gl.load(
-        q + ((rope_head * stride_qh)[:, None] + rope_from[None, :]),
+        q + ((rope_head.to(gl.int64) * stride_qh)[:, None] + rope_from[None, :]),
         mask=(first_head + rope_head < HEADS)[:, None],
         other=0.0,
     )
@@ -357,15 +355,17 @@ def stage1(
     q_rope, q_rope_rest = two_fp8(q_rope)
     q_rope = keep_query(q_rope, ROPE)
     q_rope_rest = keep_query(q_rope_rest, ROPE)
-    unit = KV_UNIT
+    scale = KV_SCALE
     if kv_scale is not None:
-        unit = KV_UNIT * gl.load(kv_scale)
-    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * unit / FP8_MAX))[:, None]
+        scale = KV_SCALE * gl.load(kv_scale)
+    score_scale = (gl.convert_layout(top, MMA_ROW) * (sm_scale * LOG2E * scale / FP8_MAX))[:, None]
 
     latent = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, LATENT // 4], LATENT_WORDS)
     rope = gl.allocate_shared_memory(gl.uint32, [BLOCK_N, ROPE // 4], ROPE_WORDS)
+    latent_nan = nan_bytes(next_latent, 16, LATENT // 4)
+    rope_nan = nan_bytes(next_rope, 64, ROPE // 4)
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
-    weight_sums = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, MMA)
+    weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
     for start in range(begin, end - BLOCK_N, BLOCK_N):
         latent.store(without_minus_zero(next_latent))
@@ -375,6 +375,8 @@ def stage1(
         next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets)
         scores = score(q_latent, q_rope, q_latent_rest, q_rope_rest, latent, rope, score_scale)
         m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
+        latent_nan |= nan_bytes(next_latent, 16, LATENT // 4)
+        rope_nan |= nan_bytes(next_rope, 64, ROPE // 4)
 
     # The last tile: masked where it repeats rows.
     latent.store(without_minus_zero(next_latent))
@@ -382,14 +384,16 @@ def stage1(
     scores = score(q_latent, q_rope, q_latent_rest, q_rope_rest, latent, rope, score_scale)
     kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
     is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, float("-inf"))
+    scores = gl.where(is_new[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
-    weight_sum = gl.sum(weight_sums, 1)
-    acc = acc * (unit / weight_sum)[:, None]
+    weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
+    found = (gl.reduce_or(gl.reduce_or(latent_nan, 1), 0) | gl.reduce_or(gl.reduce_or(rope_nan, 1), 0)) & 0x80808080
+    weight_sum = weight_sum * gl.where(found != 0, float("nan"), 1.0)  # every head reads every row
+    acc = acc * (scale / weight_sum)[:, None]
     acc = gl.reshape(gl.permute(gl.reshape(acc, [BLOCK_H, 4, LATENT // 4]), [0, 2, 1]), [BLOCK_H, LATENT])
     acc = gl.convert_layout(acc, OUT, assert_trivial=True)
-    log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
+    log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
     at = (head * splits * LATENT)[:, None] + column[None, :]
     gl.store(partial + at, acc, mask=(head < HEADS)[:, None])
     gl.store(partial_lse + head * splits, log_sum, mask=head < HEADS)
@@ -416,11 +420,11 @@ def stage2(partial, partial_lse, out, lse, splits):
         parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
         m_new = tl.maximum(m, tl.max(parts_lse, 0))
         seen = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing visible so far: every weight 0, not NaN
-        shrink = tl.math.exp2(m - seen)
+        alpha = tl.math.exp2(m - seen)
         weights = tl.math.exp2(parts_lse - seen)
-        total = total * shrink + tl.sum(weights, 0)
+        total = total * alpha + tl.sum(weights, 0)
         parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
-        acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
+        acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
     tl.store(out + at * LATENT + columns, acc / some)
