@@ -1,7 +1,9 @@
 """Hard numbers in the CDNA families, emulated: NaN and infinity, sinks, strides. See `hard_numbers`."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import hard_compiled
 import pytest
 import torch
 from emulated import Emulated
@@ -23,6 +25,7 @@ from test_cdna import (
 )  # fmt: skip
 
 from mla_codegen.check.emulate.errors import EmulatorError
+from mla_codegen.check.workers import Workers
 
 __all__ = ["build"]
 each_form = pytest.mark.parametrize("form", FORMS, ids=str)
@@ -83,6 +86,17 @@ def test_heads_far_apart(form: Form, build: Build) -> None:
     planned = build(form).kernel("any_direct")
     with pytest.raises(EmulatorError, match=f"load outside argument q.* to {15 * (1 << 28) + 511}\\)"):
         module.stage1[(1,)](*[given[name] for name in module.stage1.arg_names], num_warps=planned.num_warps)
+
+
+@pytest.mark.parametrize("kv", ["fp8_e4m3fn", "bf16"])
+@pytest.mark.parametrize("spec", ["mi300", "mi355x"])
+def test_compiled_kernels(spec: str, kv: str, tmp_path: Path) -> None:
+    """The same of the machine code: conversions, maxima and MMAs as the instructions have them."""
+    path = Path(__file__).parents[2] / "specs" / f"{spec}.yaml"
+    with Workers(1, {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}) as workers:
+        ((_, outcome),) = workers.run(hard_compiled.hold, [(str(path), kv, str(tmp_path))], 900.0)
+    assert not outcome.failure, outcome.failure
+    assert outcome.value == []
 
 
 Hold = Callable[[Run, Form], None]
