@@ -28,14 +28,14 @@ POPCORN_GPU = re.compile(r"^#!POPCORN gpus? (\S+)", re.M)
 # What Triton, torch and the emulator say of a file that no CPU runs.
 NEEDS_GPU = re.compile(
     r"active drivers|not compiled with CUDA|no NVIDIA driver|No (CUDA|HIP) GPUs|(CUDA|ROCM)_HOME|driver is not"
-    r"|emulator has no such module|is not modelled|no plain twin of this assembly",
+    r"|emulator has no such module|is not modelled|no reference of this assembly",
     re.I,
 )
 ALLOWED = re.compile(r"^# Relative L2 error that `mla-codegen verify` allows: (.*)$", re.M)
 TORCH = {"fp8": torch.float8_e4m3fn, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 SHAPES = ((4, 1024), (3, 500))  # of a submission that has no table of shapes
 GENERAL = ((3, 700), (1, 5))  # that no table names
-SHORT = (300, 1, 0, 5, 33, 64, 130, 63)  # KV lengths on a CPU, in turns
+SHORT = (300, 1, 0, 5, 33, 64, 130, 63)  # KV lengths on a CPU, repeated
 
 Data = tuple[Any, ...]
 

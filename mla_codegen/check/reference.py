@@ -130,11 +130,11 @@ def in_pages(case: Case, page_size: int, seed: int = 0) -> PagedCase:
 
     row = torch.arange(int(ends[0]), int(ends[-1]), device=device)
     owner = requests.repeat_interleave(lens)
-    place = row - ends[owner]  # within the request
-    page = order[begins[owner] + place // page_size]
+    offset = row - ends[owner]  # within the request
+    page = order[begins[owner] + offset // page_size]
     kv = torch.empty((used + 3, page_size, case.kv.shape[-1]), dtype=case.kv.dtype, device=device).fill_(float("nan"))
     pool, rows = (x.view(torch.uint8).view(-1, x.shape[-1] * x.element_size()) for x in (kv, case.kv))
-    pool[page * page_size + place % page_size] = rows[row]
+    pool[page * page_size + offset % page_size] = rows[row]
 
     garbage = torch.tensor([2147480000, -1], dtype=torch.int32, device=device)
     table = garbage.repeat(len(lens), most + 1)

@@ -75,7 +75,7 @@ class Limits(OneRelease):
     )
 
     def of(self, kv: str, *, stage_2: bool = False, triton: str | None = None) -> dict[str, Any]:
-        """The limits in force for kernels of this KV element type, as `isa.check` takes them.
+        """The limits in force for kernels of this KV element type, as `inspect.limits` takes them.
 
         triton   the release that compiles them (3.6); None: one without limits of its own
         """

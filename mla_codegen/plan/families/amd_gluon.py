@@ -19,7 +19,7 @@ LATENTS = (256, 512)
 ROPE = 64
 STAGES = 2  # tiles: one in LDS, the next in registers
 WAVES_PER_EU = 2
-SIMDS, REGISTERS = 4, 512  # of a CU, and of a SIMD's lanes: shared out among the waves on it
+SIMDS, REGISTERS = 4, 512  # of a CU, and of a SIMD's lanes: divided among the waves on it
 # Of the LSE, for scores of a few units, by the fp8 numbers that q becomes. With bf16 it is of weights rounded to bf16.
 LSE_BOUNDS = {0: 2e-3, 1: 0.2, 2: 5e-3}
 WEIGHT_SHIFTS = {240.0: 7.0, 448.0: 8.0}  # weights end at 1: as far as fp8 reaches
@@ -115,7 +115,7 @@ class Details:
     side_by_side: bool
 
     def lanes(self, columns: int, bytes_of_lane: int) -> str:
-        """How the 64 lanes of a wave share out rows of `columns`, as many columns a lane as 16 bytes hold."""
+        """How the 64 lanes of a wave split rows of `columns`, as many columns a lane as 16 bytes hold."""
         return f"[{64 * bytes_of_lane // columns}, {columns // bytes_of_lane}]"
 
     def rows_at_once(self, columns: int, bytes_of_lane: int) -> int:
@@ -280,7 +280,7 @@ class AmdGluon(Family):
         waves_per_eu = knobs.take("waves_per_eu", WAVES_PER_EU)
         problems = []
         if num_warps != form.waves[block_h]:
-            what = f"num_warps {num_warps}: {form.waves[block_h]} share out {block_h} heads and tiles of {block_n} rows"
+            what = f"num_warps {num_warps}: {form.waves[block_h]} split {block_h} heads and tiles of {block_n} rows"
             problems.append(Problem(knobs.loc("num_warps"), what, fix=f"num_warps: {form.waves[block_h]}"))
         if num_stages != STAGES:
             what = f"num_stages {num_stages}: one tile is in LDS and the next one in registers, no more and no less"
