@@ -32,7 +32,6 @@ NEEDS_GPU = re.compile(
     re.I,
 )
 ALLOWED = re.compile(r"^# Relative L2 error that `mla-codegen verify` allows: (.*)$", re.M)
-TORCH = {"fp8": torch.float8_e4m3fn, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 SHAPES = ((4, 1024), (3, 500))  # of a submission that has no table of shapes
 GENERAL = ((3, 700), (1, 5))  # that no table names
 SHORT = (300, 1, 0, 5, 33, 64, 130, 63)  # KV lengths on a CPU, repeated
@@ -61,9 +60,10 @@ def make_data(
     batch, row, total = len(lens), model.latent + model.rope, sum(lens)
     q = torch.randn(batch, model.heads, row, generator=generator).bfloat16().to(device)
     kv = torch.randn(total, 1, row, generator=generator).bfloat16().to(device)
-    scale = (kv.float().abs().amax() if total else torch.ones((), device=device)) / torch.finfo(TORCH[fp8]).max
+    fp8_dtype = KV_FORMATS[fp8].element.dtype
+    scale = (kv.float().abs().amax() if total else torch.ones((), device=device)) / torch.finfo(fp8_dtype).max
     scale = scale.clamp(min=1e-12).reshape(1)
-    fp8_kv = (kv.float() / scale).to(TORCH[fp8])
+    fp8_kv = (kv.float() / scale).to(fp8_dtype)
     qo_indptr = torch.arange(batch + 1, dtype=torch.int32, device=device)
     kv_indptr = torch.tensor([0, *lens]).cumsum(0).to(torch.int32).to(device)
     sm_scale = row**-0.5
@@ -276,7 +276,7 @@ def _verify(asked: tuple[Path, Job, str, int]) -> Result:
         model = Model(*(getattr(module, name, default) for name, default in _sizes()))
         fp8 = next((kv for kv in job.kinds if kv in KV_FORMATS and KV_FORMATS[kv].fp8), "fp8_e4m3fn")
         data, cases = make_data(lens, kv_seq_len=job.kv_len, model=model, fp8=fp8, seed=seed, device=device)
-        forms = [kv.split("_")[0] for kv in job.kinds]
+        forms = [KV_FORMATS[kv].form if kv in KV_FORMATS else kv for kv in job.kinds]
         offered = data[1] if job.together else {forms[0]: data[1][forms[0]]}
         with poisoned_scratch():
             out = module.custom_kernel((data[0], offered, *data[2:]))

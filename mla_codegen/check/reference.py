@@ -49,8 +49,8 @@ def make_case(
     """Random inputs for requests of `lens` KV rows and `q_lens` query rows.
 
     `guard` rows of NaN lie before the first request and after the last; between requests nothing does, since indptr
-    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (byte 0x80 of
-    e4m3fn) in a few places. `kv_scale` applies to fp8 KV only.
+    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (or 0, if it
+    has no other) in a few places. `kv_scale` applies to fp8 KV only.
     """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(q_lens, int):
@@ -62,9 +62,8 @@ def make_case(
     values = values.clamp(-4, 4) * (40.0 if KV_FORMATS[kv_dtype].fp8 else 1.0)
     kv = values.to(TORCH[kv_dtype])
     if KV_FORMATS[kv_dtype].fp8:
-        if kv_dtype == "fp8_e4m3fn":
-            zeros = torch.rand(kv.shape, generator=generator) < 0.02
-            kv.view(torch.uint8)[zeros] = 0x80
+        zeros = torch.rand(kv.shape, generator=generator) < 0.02
+        kv.view(torch.uint8)[zeros] = torch.tensor(-0.0).to(kv.dtype).view(torch.uint8)
         scale = None if kv_scale is None else torch.tensor([kv_scale / 20], dtype=torch.float32)
     else:
         scale = None

@@ -17,16 +17,9 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-_TORCH = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp64": torch.float64,
-    "fp8e4nv": torch.float8_e4m3fn,
-    "fp8e4b8": torch.float8_e4m3fnuz,
-    "fp8e5": torch.float8_e5m2,
-    "fp8e5b16": torch.float8_e5m2fnuz,
-}
+from .formats import ELEMENTS
+
+_TORCH = {element.mangled: element.dtype for element in ELEMENTS.values()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
