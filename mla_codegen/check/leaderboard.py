@@ -3,7 +3,6 @@
 The leaderboard lets 5 % of the elements be off by more than 0.1, which an output of half the KV passes.
 """
 
-import importlib.util
 import re
 import sys
 import time
@@ -18,6 +17,7 @@ import torch
 from mla_codegen.catalog.bounds import BOUND_16_BIT
 from mla_codegen.catalog.targets import TARGETS, Target, find_target
 from mla_codegen.check import block_types
+from mla_codegen.check.modules import import_file
 from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
 from mla_codegen.check.verify import NAN, TIMEOUT, Result, gpu_at_hand, pool, settle
 from mla_codegen.check.workers import first_line
@@ -116,17 +116,12 @@ def load_submission(path: Path, *, emulated: bool = False) -> ModuleType:
     had = sys.modules.get("task")
     sys.modules["task"] = task
     try:
-        spec = importlib.util.spec_from_file_location(f"submission_{abs(hash(path.resolve()))}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        return import_file(path, f"submission_{abs(hash(path.resolve()))}")
     finally:
         if had is None:
             del sys.modules["task"]
         else:
             sys.modules["task"] = had
-    return module
 
 
 def verify_submission(
