@@ -241,6 +241,7 @@ class AmdGluon(Family):
     """
 
     gluon = True
+    takes = frozenset({"xcd_remap", "streaming_loads", "fp8_mma"})
     always = frozenset({"exp2", "peeled_tail", "direct_out"})
     never: ClassVar = {"fast_rcp": "it divides once a head and split, after the loop"}
     taken_as: ClassVar[str]
