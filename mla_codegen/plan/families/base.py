@@ -23,7 +23,8 @@ class Family(ABC):
     balances  it has kernels whose programs partition the tiles of all query rows
     packs     it has kernels whose blocks of columns take several query tokens of a request
     tiles     KV comes by TMA: stage 1 takes descriptors instead of a pointer
-    always    optimisations that its kernels have in any case; never: those that they lack, with the reason
+    takes     optimisations that its kernels have if a spec says so; always: those that they have in any case;
+              never: those that they lack, with the reason. Any other is an error in a spec
     settings  settings of a spec that concern it alone
     tunable   what `tune` may try; the plan says which combinations are legal
     """
@@ -33,10 +34,16 @@ class Family(ABC):
     balances: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     tiles: ClassVar[bool] = False
+    takes: ClassVar[frozenset[str]] = frozenset()
     always: ClassVar[frozenset[str]] = frozenset()
     never: ClassVar[Mapping[str, str]] = {}
     settings: ClassVar[frozenset[str]] = frozenset()
     tunable: ClassVar[Mapping[str, Sequence[int]]] = {}
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The optimisations and settings of its own that a spec may name."""
+        return self.takes | self.always | self.settings | set(self.never)
 
     @property
     def template(self) -> str:
