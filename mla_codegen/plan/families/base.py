@@ -13,6 +13,8 @@ from mla_codegen.spec.errors import Problem
 
 MERGE_AT_ONCE = 64  # splits whose partials (of 512 columns) fit the registers of 8 warps
 MERGE_TILE = 16  # splits that 4 warps merge at a time otherwise
+# Time of a KV row by the columns of a program, 16 being 1: products and softmax of plain Triton count beside the traffic.
+ROW_TIME = {16: 1.0, 32: 1.2, 64: 1.6, 128: 2.8}
 
 
 class Family(ABC):
@@ -84,6 +86,10 @@ class Family(ABC):
         if request.heads % resources.block_h == 0:
             return f"blocks of {resources.block_h} columns divide the {request.heads} heads of a query token"
         return None
+
+    def row_time(self, request: Request, resources: Resources) -> float:
+        """An estimate: time of a KV row of a block of columns, of 16 of them being 1."""
+        return ROW_TIME[resources.block_h]
 
     def bounds(self, details: Any) -> tuple[float, float]:
         """Errors of the output and of the LSE that are allowed."""
