@@ -32,7 +32,7 @@ HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: 
 RUNTIME = (
     "__init__.py", "arguments.py", "builds.py", "calls.py", "choice.py", "context_parallel.py", "debug.py",
     "descriptors.py", "formats.py", "gluon.py", "interpreter.py", "launch.py", "op.py", "paged.py", "peer_memory.py",
-    "scratch.py", "splits.py", "tables.py", "validate.py", "warmup.py", "workspace.py",
+    "records.py", "scratch.py", "sparse.py", "splits.py", "tables.py", "validate.py", "warmup.py", "workspace.py",
 )  # fmt: skip
 
 
@@ -70,6 +70,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
             mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
         pages = [plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged")
+        pages += [f"lists of {plan.spec.kv.topk}"] * (plan.spec.kv.layout == "sparse")
         tokens = ["several query tokens"] * plan.for_several_tokens
         builds[plan.name] = {
             "spec": plan.spec_file,

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from mla_codegen.catalog.limits import CLASSES, limit_names
 from mla_codegen.catalog.releases import RELEASES
 
-KVDtype = Literal["bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz"]
+KVDtype = Literal["bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "fp8_ds_v4"]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _MEANINGS = {

@@ -74,6 +74,8 @@ class Family(ABC):
         """Why a block of columns takes one query token of several; None: it takes as many as it has room for."""
         if not self.packs:
             return f"the family {self.name} has no blocks of several query tokens"
+        if request.format.record:
+            return f"blocks of columns take one query token of {request.kv} KV"
         if request.heads % resources.block_h == 0:
             return f"blocks of {resources.block_h} columns divide the {request.heads} heads of a query token"
         return None

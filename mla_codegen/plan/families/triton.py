@@ -38,6 +38,11 @@ class Details:
     zero_sign_is_nan   of fp8 bytes that are decoded by shifts 0x80 is NaN
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
+    groups         numbers of a record's groups of columns, which share a scale; group: columns of each
+    fp8_columns    columns of a record that are fp8; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
+                   row has of its first part, of what it has of its second
+    number         step of templates/steps that makes a number of a record's byte; byte_factor: what 1.0 of it stands for
+    q_types        types that parts of q are cast to, where they differ
     """
 
     format: str
@@ -64,6 +69,43 @@ class Details:
     repair_zero: bool = False
     row_words: int = 0
     casts_q: bool = False
+    groups: tuple[int, ...] = ()
+    group: int = 0
+    fp8_columns: int = 0
+    page_bytes: int = 0
+    row_bytes: int = 0
+    scale_bytes: int = 0
+    number: str = ""
+    byte_factor: float = 1.0
+    q_types: tuple[str, ...] = ()
+
+    @property
+    def q_casts(self) -> list[tuple[str, str]]:
+        """The parts of q, and the type that each is cast to, as kernels name it."""
+        types = self.q_types or (self.compute,) * len(self.q_parts)
+        return [(part, tl_name(kind)) for part, kind in zip(self.q_parts, types, strict=True)]
+
+    def each(self, name: str) -> str:
+        """A name for each group of a record's columns: `acc_0, acc_1` of `acc_{}`."""
+        return ", ".join(name.format(group) for group in self.groups)
+
+    @property
+    def more_groups(self) -> tuple[int, ...]:
+        return self.groups[1:]
+
+    @property
+    def rope_at(self) -> int:
+        """Where a record's rope columns begin."""
+        return self.fp8_columns + self.scale_bytes
+
+    @property
+    def decodes_by_shifts(self) -> bool:
+        return self.byte_factor != 1.0
+
+    @property
+    def largest(self) -> str:
+        """The running maximum, less what the weights are shifted by."""
+        return "m - WEIGHT_SHIFT" if self.weight_shift else "m"
 
     @property
     def format_file(self) -> str:
@@ -109,7 +151,7 @@ class Details:
     @property
     def viewed(self) -> bool:
         """`run` views the KV as what stage 1 loads."""
-        return ELEMENTS[self.taken_as].fp8
+        return self.group > 0 or ELEMENTS[self.taken_as].fp8
 
     @property
     def torch_word(self) -> str:
@@ -157,6 +199,8 @@ def _decode(request: Request) -> Details:
     """How a tile's bytes become MMA operands: word size, element types, and what 1.0 of them stands for."""
     kv, target = request.kv, request.target
     fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
+    if request.format.record:
+        return _record(request)
     if not request.format.fp8:
         return Details("plain", kv, kv, kv)
     # e4m3fn may pass for e4m3fnuz, at half its value, 0x80 repaired.
@@ -186,6 +230,28 @@ def _decode(request: Request) -> Details:
         return replace(pairs, kv_factor=256.0, pair_key="{} * KEY_FACTOR", key_factor=KEY_FACTOR)
     widened = ("latent.to(tl.float16)", "rope.to(tl.float16)")
     return Details("plain", "fp16", taken_as, taken_as, latent_value=widened[0], rope_key=widened[1])
+
+
+def _record(request: Request) -> Details:
+    """Records of fp8 columns in groups that have a scale each, and bf16 columns."""
+    form = request.format
+    converts = "fp8_e4m3fn" in request.target.fp8_convert
+    parts = {
+        "group": form.group, "fp8_columns": request.latent - form.tail, "scale_bytes": form.scale_bytes(request.latent),
+        "row_bytes": request.row_bytes, "byte_factor": 1.0 if converts else 256.0,
+        "number": "steps/number_convert.py.jinja" if converts else "steps/number_bits.py.jinja",
+    }  # fmt: skip
+    if form.tail:  # scales are powers of two: bf16 holds what they make of fp8
+        page_bytes = (request.page_size or 0) * request.row_bytes
+        parts |= {"row_bytes": request.row_bytes - form.scale_bytes(request.latent), "page_bytes": page_bytes}
+        return Details("blocks", "bf16", request.kv, "uint8", q_parts=("q_latent",), **parts)
+    groups = tuple(range(form.groups(request.latent)))
+    names = (*(f"q_latent_{g}" for g in groups), "q_rope")
+    types = ("fp16",) * len(groups) + ("bf16",)
+    factor = parts["byte_factor"]
+    return Details(
+        "groups", "fp16", request.kv, "uint8", q_parts=names, q_types=types, groups=groups, kv_factor=factor, **parts
+    )
 
 
 class Triton(Family):
@@ -284,6 +350,6 @@ class Triton(Family):
         element = ELEMENTS[details.word]
         return {
             "kv_type": element.pointer,
-            "kv_given": "kv.view(KV_DTYPE)" if request.format.fp8 else "kv",
+            "kv_given": "kv.view(KV_DTYPE)" if details.viewed else "kv",
             "aligned": "",
         }
