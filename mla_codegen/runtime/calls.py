@@ -11,7 +11,6 @@ import triton
 from . import debug, sparse, validate
 from .builds import INDEX, NAMES, Build, Layout, Lists, full_device, target_of, words_of
 from .launch import current_device
-from .formats import KV_FORMATS
 from .paged import Pages, guess_kv_len, page_size, pages_of
 from .sparse import Listed
 from .tables import refuse_other_versions
@@ -59,7 +58,7 @@ class Dispatcher:
                 offered = sorted(map(str, kv_data))
                 raise ValueError(f"kv_data offers {offered}; {build.spec} was built for {', '.join(build.kv)} KV")
             kv, kv_scale = form if isinstance(form, SCALED) else (form, None)
-            if kv_scale is None and (name == "fp8" or (kv.element_size() == 1 and name not in KV_FORMATS)):
+            if kv_scale is None and (name == "fp8" or (kv.element_size() == 1 and name not in build.records.values())):
                 validate.scale_missing(name)
             sm_scale, kv_len = config["sm_scale"], config.get("kv_seq_len")
             return self._decode(  # type: ignore[return-value]
@@ -155,8 +154,8 @@ class Dispatcher:
             )  # fmt: skip
             raise
 
-    def result(self, q: torch.Tensor, kv: torch.Tensor, **given: Any) -> tuple[tuple[int, int, int], torch.dtype]:
-        """Shape and dtype of the output of a call of these arguments."""
+    def result(self, q: torch.Tensor, kv: Any = None, **given: Any) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape and dtype of the output of a call of these arguments; without KV and pages, of ragged KV."""
         _, heads, row = q.shape
         heads, row = int(heads), int(row)  # under torch.compile they may be symbols
         layout: Layout = None
@@ -375,7 +374,7 @@ class Dispatcher:
         kernel, splits = build.choices[name].choose(total_q, mean, longest, batch, q_len)
         if len(self._chosen) >= 65536:  # lengths grow with every step of a server: do not keep them for ever
             self._chosen.clear()
-        run = debug.watched(build.kernel(kernel).run, build, self._debug)
+        run = debug.watched(build.kernel(kernel).run, build.page_size, self._debug, build.topk)
         chosen = (run, () if splits is None else (splits,))
         self._chosen[build, name, total_q, mean, longest, batch, q_len] = chosen
         return chosen

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from .builds import Build
-
 VARIABLE = "MLA_CODEGEN_DEBUG"
 
 Run = Callable[..., None]
@@ -24,7 +22,7 @@ def devices() -> tuple[str, ...]:
     return {"": ("cpu",), "0": ()}.get(os.environ.get(VARIABLE, ""), ("cpu", "cuda"))
 
 
-def watched(run: Run, build: Build, on: tuple[str, ...]) -> Run:
+def watched(run: Run, page_size: int | None, on: tuple[str, ...], topk: int | None = None) -> Run:
     """A kernel's `run`, its arguments checked first on devices of the types `on`."""
     if not on:
         return run
@@ -32,7 +30,7 @@ def watched(run: Run, build: Build, on: tuple[str, ...]) -> Run:
     def checked(*given: Any) -> None:
         device = given[0].device.type
         if device in on and not (device == "cuda" and torch.cuda.is_current_stream_capturing()):
-            check_lists(*given) if build.topk else check(build.page_size, *given)
+            check_lists(*given) if topk else check(page_size, *given)
         run(*given)
 
     return checked

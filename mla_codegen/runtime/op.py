@@ -167,8 +167,8 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
                 max_kv_len = validate.length(max_kv_len)
             if max_q_len is not None and type(max_q_len) is not int:
                 max_q_len = validate.query_length(max_q_len)
-            options: dict[str, Any] = {
-                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+            options: dict[str, Any] = {  # the one before the workspace is always given: inductor counts on it
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, "attn_sink": None, **tensors
             }  # fmt: skip
             if out is None and (workspace is not None or lse is not None):
                 shape, dtype = dispatchers[0].result(q, kv, **tensors)
