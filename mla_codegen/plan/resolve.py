@@ -241,7 +241,7 @@ def _kernel(
             family=family.name,
             details=details,
             merge=family.merge(request, work),
-            features=_features(family, dimensions, work),
+            features=_features(family, dimensions, work) | family.needs(details),
             facts=_facts(dimensions, work) | family.facts(request, details),
             error_bound=error_bound,
             lse_bound=lse_bound,

@@ -125,6 +125,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("page_stride", "i32", "locate stage1", when="paged", varies=True, given="kv_indices.stride(0)"),
     _argument("total_q", "i32", "stage1", when="balanced", varies=True),
     _argument("programs", "i32", "stage1", when="balanced", varies=True),
+    _argument("zero", "i32", "stage1", when="opaque_zero", varies=True, given="0"),
     _argument(
         "out", "{out_type}", "stage2 run", "[total_q, {heads}, {latent}] {out}, contiguous; all of it is written",
         late=True,

@@ -85,6 +85,10 @@ class Family(ABC):
         fp8 = ELEMENTS[details.compute].fp8
         return (BOUND_FP8, LSE_BOUND_FP8) if fp8 else (BOUND_16_BIT, LSE_BOUND_16_BIT)
 
+    def needs(self, details: Any) -> frozenset[str]:
+        """Features of a kernel, in the words of `runtime.arguments`, that are the family's alone."""
+        return frozenset()
+
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """What the records of its arguments leave open: type of the KV and how `run` gives it."""
         return {"kv_type": ELEMENTS[request.kv].pointer, "kv_given": "kv", "aligned": ""}

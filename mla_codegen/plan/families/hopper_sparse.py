@@ -20,6 +20,8 @@ BLOCK_N, STRIP, GATHERING = 64, 16, 4
 GATHERING_REGISTERS = 56  # of a thread that gathers
 STAGES = {8: 2, 16: 2, 64: 3}
 REGISTERS = {8: 128, 16: 128, 64: 168}  # of a thread, so that two programs fit an SM, or one of 12 warps
+SECOND_REGISTERS, PRODUCTS_IN_FLIGHT = 224, 2
+WEIGHT_SHIFTS = {8: 14.0, 16: 14.0, 64: 6.0}
 PHASES = {8: 1, 16: 2}  # of the weights' swizzle
 
 
@@ -34,6 +36,7 @@ class Details:
     strip, strips        records that are asked for at a time, and where those of a tile begin
     gathering            warps that gather, warps_in_all: all; gathering_registers, registers: of a thread of either kind
     masked               the last block of heads is not full
+    weight_shift         exponent of the largest weight times its row's largest scale
     """
 
     compute: str
@@ -55,7 +58,7 @@ class Details:
     merge_places: int
     weights_phases: int
     masked: bool
-    direct: bool = False
+    weight_shift: float
 
     @property
     def reads_infinity(self) -> bool:
@@ -72,8 +75,30 @@ class Details:
 
     @property
     def products(self) -> str:
-        """What multiplies beside wgmma, as an import lists it."""
-        return "mma_v2"
+        """What multiplies, as an import lists it."""
+        return "warpgroup_mma" if self.wide else "mma_v2, warpgroup_mma"
+
+    @property
+    def wide(self) -> bool:
+        """Two warpgroups share the heads."""
+        return self.kind == "wide"
+
+    @property
+    def shift_is(self) -> str:
+        """What the shift of the weights is, in words."""
+        if self.wide:
+            return "a maximum may stay 2^8 behind, so that weights times scales reach from 2^-6 to 2^2"
+        return "weights times scales reach 2^14, so that small ones survive f16"
+
+    @property
+    def second_registers(self) -> int:
+        """Of a thread of the second warpgroup that multiplies."""
+        return SECOND_REGISTERS
+
+    @property
+    def products_in_flight(self) -> int:
+        """Products of V that a warpgroup leaves running while it prepares the next ones."""
+        return PRODUCTS_IN_FLIGHT
 
     @property
     def mask_argument(self) -> str:
@@ -188,11 +213,16 @@ class HopperSparse(Hopper):
             merge_places=request.target.compute_units * MERGE_RESIDENT,
             weights_phases=PHASES.get(block_h, 0),
             masked=request.heads % block_h != 0,
+            weight_shift=WEIGHT_SHIFTS[block_h],
         )
 
     def bounds(self, details: Any) -> tuple[float, float]:
         """q as two fp8 numbers has 8 to 9 bits: that shows in the LSE."""
         return BOUND_16_BIT, 5e-3
+
+    def needs(self, details: Any) -> frozenset[str]:
+        """Arguments beyond what all kernels take."""
+        return frozenset({"opaque_zero"} if details.wide else ())
 
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """Records are bytes."""
