@@ -60,8 +60,8 @@ def make_case(
     """Random inputs for requests of `lens` KV rows and `q_lens` query rows.
 
     `guard` rows of NaN lie before the first request and after the last; between requests nothing does, since indptr
-    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (byte 0x80 of
-    e4m3fn) in a few places. `kv_scale` applies to fp8 KV only.
+    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (or 0, if it
+    has no other) in a few places. `kv_scale` applies to fp8 KV only.
     """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(q_lens, int):
@@ -79,9 +79,8 @@ def make_case(
     else:
         kv = values.to(form.element.dtype)
     if form.fp8:
-        if kv_dtype == "fp8_e4m3fn":
-            zeros = torch.rand(kv.shape, generator=generator) < 0.02
-            kv.view(torch.uint8)[zeros] = 0x80
+        zeros = torch.rand(kv.shape, generator=generator) < 0.02
+        kv.view(torch.uint8)[zeros] = torch.tensor(-0.0).to(kv.dtype).view(torch.uint8)
         scale = None if kv_scale is None else torch.tensor([kv_scale / 20], dtype=torch.float32)
     else:
         scale = None
@@ -152,12 +151,12 @@ def in_pages(case: Case, page_size: int, seed: int = 0) -> PagedCase:
 
     row = torch.arange(int(ends[0]), int(ends[-1]), device=device)
     owner = requests.repeat_interleave(lens)
-    place = row - ends[owner]  # within the request
-    page = order[begins[owner] + place // page_size]
+    offset = row - ends[owner]  # within the request
+    page = order[begins[owner] + offset // page_size]
     kv = torch.empty((used + 3, page_size, case.kv.shape[-1]), dtype=case.kv.dtype, device=device)
     kv.fill_(nothing(kv.dtype))
     pool, rows = (x.view(torch.uint8).view(-1, x.shape[-1] * x.element_size()) for x in (kv, case.kv))
-    pool[page * page_size + place % page_size] = rows[row]
+    pool[page * page_size + offset % page_size] = rows[row]
 
     garbage = torch.tensor([2147480000, -1], dtype=torch.int32, device=device)
     table = garbage.repeat(len(lens), most + 1)
@@ -222,7 +221,8 @@ def in_blocks(pool: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, scal
     pages, page, place = pool.view(len(pool), -1), places // size, places % size
     first = width - scale_bytes
     columns = torch.arange(width, device=pool.device)
-    at = torch.where(columns < first, place[:, None] * first + columns, size * first + place[:, None] * scale_bytes + columns - first)
+    first_part, second_part = place[:, None] * first + columns, place[:, None] * scale_bytes + columns - first
+    at = torch.where(columns < first, first_part, size * first + second_part)
     pages[page[:, None], at] = rows
     return pool
 

@@ -104,7 +104,7 @@ def call_data(workload: Workload, case: Case) -> tuple[Any, ...]:
 
 
 def kv_arguments(case: Case, build: Any) -> dict[str, torch.Tensor]:
-    """The KV of a case as `mla_decode` of a build takes it: ragged, dealt to pages with a table, or to a pool by lists."""
+    """The KV of a case as `mla_decode` of a build takes it: ragged, in pages of a table, or in a pool by lists."""
     if build.topk is not None:
         sparse = in_lists(case, build.topk, build.page_size or LIST_PAGE)
         return {"kv": sparse.kv, "indices": sparse.indices, "topk_lens": sparse.topk_lens}

@@ -121,8 +121,8 @@ class Dispatcher:
         indices      [total_q, topk] int32 contiguous: the rows of the pool (page * page_size + place in it) that each
                      query row sees, in any order; -1, anywhere, is none
         topk_lens    [total_q] int32: how many entries of each list count, the first ones; None: all
-        attn_sink    [heads] fp32: a score of no value that each head sees. out is multiplied by e^lse / (e^lse + e^sink),
-                     the LSE is what it is without
+        attn_sink    [heads] fp32: a score that each head sees and that has no value: out is multiplied by
+                     e^lse / (e^lse + e^sink), the LSE is what it is without
 
         Returns out [total_q, heads, latent], with `return_lse` also the natural-log LSE [total_q, heads] fp32. A query
         row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
@@ -138,8 +138,8 @@ class Dispatcher:
                     self._build(q, Lists(indices.shape[-1])), q, kv, None, None, None, sm_scale, kv_scale, None, None,
                     out, lse, return_lse, workspace, None, Listed(indices, topk_lens, attn_sink),
                 )  # fmt: skip
-            if topk_lens is not None or attn_sink is not None or qo_indptr is None:
-                sparse.without_lists(topk_lens, attn_sink, qo_indptr)
+            if qo_indptr is None or topk_lens is not None or attn_sink is not None:
+                qo_indptr = sparse.without_lists(topk_lens, attn_sink, qo_indptr)
             if kv_indptr is None or block_table is not None or kv_indices is not None or kv_lens is not None:
                 pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
             return self._decode(
@@ -245,8 +245,8 @@ class Dispatcher:
         build: Build,
         q: torch.Tensor,
         kv: torch.Tensor,
-        qo_indptr: Any,  # a tensor, or None where there are lists
-        kv_indptr: torch.Tensor | None,
+        qo_indptr: Any,  # a tensor, or None where there are lists; kv_indptr likewise
+        kv_indptr: Any,
         kv_visible: torch.Tensor | None,
         sm_scale: float,
         kv_scale: torch.Tensor | None,
@@ -259,7 +259,7 @@ class Dispatcher:
         pages: Pages | None,
         lists: Listed | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        total_q, heads, row = q.shape
+        total_q, heads, _ = q.shape
         rows = kv.shape
         index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
         if lists is not None:

@@ -2,10 +2,11 @@
 
 They are what engines keep in their caches, and what kernels of the KV types `fp8_ds_mla` and `fp8_ds_v4` read:
 
-fp8_ds_mla   a row: latent columns in e4m3fn, an fp32 scale for each 128 of them, rope columns in bf16 (512 + 64: 656 bytes)
-fp8_ds_v4    a row: all but the last 64 latent columns in e4m3fn, the last 64, which are the rope, in bf16; a page has these
-             of all its rows first, and then for each row a scale for each 64 fp8 columns, a power of two whose byte is
-             its exponent plus 127, and a byte that nobody reads (512: 576 + 8 bytes)
+fp8_ds_mla   a row: latent columns in e4m3fn, an fp32 scale for each 128 of them, rope columns in bf16 (512 + 64 columns
+             are 656 bytes)
+fp8_ds_v4    a row: all but the last 64 latent columns in e4m3fn, the last 64, which are the rope, in bf16; a page has
+             these of all its rows first, and then for each row a scale for each 64 fp8 columns, a power of two whose
+             byte is its exponent plus 127, and a byte that nobody reads (512 columns are 576 + 8 bytes)
 """
 
 import torch
@@ -20,7 +21,7 @@ def pack(kv: str, rows: torch.Tensor, rope: int = 64, page_size: int = 1) -> tor
     """Rows of numbers as records, each group under the least scale that holds it.
 
     kv          fp8_ds_mla or fp8_ds_v4
-    rows        [rows, latent + rope] of a floating-point type; of fp8_ds_v4 [rows, latent], its rope columns the last 64
+    rows        [rows, latent + rope] of a floating-point type; of fp8_ds_v4 [rows, latent], the last 64 the rope
     rope        columns behind the latent (fp8_ds_mla)
     page_size   rows of a page, of which `rows` has whole ones (fp8_ds_v4)
 

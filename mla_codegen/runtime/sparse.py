@@ -26,12 +26,12 @@ def refuse_others(**given: object) -> None:
             )
 
 
-def without_lists(topk_lens: object, attn_sink: object, qo_indptr: object) -> None:
-    """ValueError for what belongs to lists, or TypeError for what only lists can do without, where there are none."""
+def without_lists(topk_lens: object, attn_sink: object, qo_indptr: object) -> torch.Tensor:
+    """`qo_indptr`, which only lists can do without; ValueError for what belongs to lists where there are none."""
     for name, value in (("topk_lens", topk_lens), ("attn_sink", attn_sink)):
         if value is not None:
             raise ValueError(f"{name} is for sparse KV, and no `indices` are given, [total_q, topk] int32")
-    validate.tensor("qo_indptr", qo_indptr)
+    return validate.tensor("qo_indptr", qo_indptr)
 
 
 def check(build: Build, name: str, q: torch.Tensor, kv: torch.Tensor, lists: Listed) -> None:

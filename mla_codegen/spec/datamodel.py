@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 from mla_codegen.catalog.targets import find_target
@@ -98,7 +106,8 @@ class Model(_Strict):
         default=512, description="latent columns of a KV row: key and value"
     )
     qk_rope_head_dim: Annotated[int, OneOf((0, 16, 32, 64, 128, 256))] = Field(
-        default=64, description="rope columns of a KV row: key only (0: those of a record that are a part of its latent)"
+        default=64,
+        description="rope columns of a KV row: key only (0: those of a record that are a part of its latent)",
     )
 
 

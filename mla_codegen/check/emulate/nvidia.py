@@ -43,9 +43,9 @@ def _same(smem: Descriptor, shape: tuple[int, ...], kind: Any, what: str) -> Non
 
 
 def mbarrier_arrive(mbarrier: Descriptor, increment_count: Any = True) -> None:
-    """cp.async.mbarrier.arrive: each thread arrives once its copies so far have landed, which a wait on the barrier does.
+    """cp.async.mbarrier.arrive: each thread arrives once its copies so far have landed, inside a wait on the barrier.
 
-    With `increment_count` the threads raise the count that the phase awaits by what they arrive with: nothing is gained.
+    With `increment_count` the threads raise the count that the phase awaits by as many as arrive.
     """
     program = current()
     barrier = barrier_of(mbarrier)

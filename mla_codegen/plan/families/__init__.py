@@ -7,6 +7,4 @@ from mla_codegen.plan.families.hopper import Hopper
 from mla_codegen.plan.families.hopper_sparse import HopperSparse
 from mla_codegen.plan.families.triton import Triton
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (Cdna3(), Cdna4(), Hopper(), HopperSparse(), Triton())
-}
+FAMILIES: dict[str, Family] = {family.name: family for family in (Cdna3(), Cdna4(), Hopper(), HopperSparse(), Triton())}

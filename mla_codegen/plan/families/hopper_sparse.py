@@ -34,7 +34,7 @@ class Details:
     groups, group        numbers of the groups of fp8 columns, and columns of each
     scale_at, rope_at    where a record's scales begin, in fp32 numbers, and its rope, in bf16
     strip, strips        records that are asked for at a time, and where those of a tile begin
-    gathering            warps that gather, warps_in_all: all; gathering_registers, registers: of a thread of either kind
+    gathering            warps that gather, warps_in_all: all; gathering_registers, registers: of a thread
     masked               the last block of heads is not full
     weight_shift         exponent of the largest weight times its row's largest scale
     """
@@ -180,14 +180,14 @@ class HopperSparse(Hopper):
         need = shared_bytes(request, block_h, num_stages)
         if need > target.shared_bytes:
             what = (
-                f"a ring of {num_stages} tiles of {BLOCK_N} {request.kv} rows beside {block_h} heads needs {need:,} bytes "
-                f"of shared memory; {target.name} has {target.shared_bytes:,}"
+                f"a ring of {num_stages} tiles of {BLOCK_N} {request.kv} rows beside {block_h} heads needs {need:,} "
+                f"bytes of shared memory; {target.name} has {target.shared_bytes:,}"
             )
             return [Problem(knobs.loc("num_stages"), what, fix=f"num_stages: {STAGES[block_h]}")]
         resident = 2 if block_h in PHASES and 2 * (need + RESERVED) <= SM_BYTES else 1
         return Resources(BLOCK_N, block_h, num_warps, num_stages, None, need, resident)
 
-    def details(self, request: Request) -> Details:
+    def details(self, request: Request) -> Any:
         """The rest of what the templates place."""
         numbers = self.resources(request)
         assert isinstance(numbers, Resources)
