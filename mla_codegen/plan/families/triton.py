@@ -13,7 +13,7 @@ LN2 = 0.6931471805599453
 # What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
 # f16, and every number below has few enough digits to stay exact.
 KEY_FACTOR = 36864.0
-DECODED = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz")  # KV that `_decode` knows
+DECODED = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "fp8_ds_v4")  # KV that `_decode` knows
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
