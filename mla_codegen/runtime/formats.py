@@ -97,6 +97,11 @@ class KVFormat:
         return self.element.fp8
 
     @property
+    def infinite(self) -> bool:
+        """It may hold infinities: a record in its scales and in its bf16 columns."""
+        return self.record or self.element.infinite
+
+    @property
     def record(self) -> bool:
         return self.group > 0
 

@@ -340,7 +340,7 @@ class Triton(Family):
             weight_shift=bits if "exp2" in request.options else bits * LN2,
             weight_scale=1 << bits,
             sums_rounded=fp8_mma,
-            reads_infinity=request.format.element.infinite or found.key_factor > 0,
+            reads_infinity=request.format.infinite or found.key_factor > 0,
             row_words=request.row // found.columns,
         )
 
