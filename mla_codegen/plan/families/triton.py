@@ -90,6 +90,18 @@ class Details:
         """A name for each group of a record's columns: `acc_0, acc_1` of `acc_{}`."""
         return ", ".join(name.format(group) for group in self.groups)
 
+    def even_key(self, group: int) -> str:
+        """The even columns of a group as keys, as source; `odd_key`: the odd ones."""
+        return self.pair_key.format(f"even(kv_{group})")
+
+    def odd_key(self, group: int) -> str:
+        return self.pair_key.format(f"odd(kv_{group})")
+
+    @property
+    def rope_factor(self) -> str:
+        """What brings products of a record's rope to the unit of those of its groups, as source."""
+        return " * (KEY_FACTOR / KV_SCALE)" if self.key_factor else ""
+
     @property
     def more_groups(self) -> tuple[int, ...]:
         return self.groups[1:]
@@ -235,24 +247,29 @@ def _decode(request: Request) -> Details:
 
 def _record(request: Request) -> Details:
     """Records of fp8 columns in groups that have a scale each, and bf16 columns."""
-    form = request.format
-    converts = "fp8_e4m3fn" in request.target.fp8_convert
+    form, target = request.format, request.target
     parts: dict[str, Any] = {
         "group": form.group, "fp8_columns": request.latent - form.tail, "scale_bytes": form.scale_bytes(request.latent),
-        "row_bytes": request.row_bytes, "byte_factor": 1.0 if converts else 256.0,
-        "number": "steps/number_convert.py.jinja" if converts else "steps/number_bits.py.jinja",
+        "row_bytes": request.row_bytes,
     }  # fmt: skip
     if form.tail:  # scales are powers of two: bf16 holds what they make of fp8
-        page_bytes = (request.page_size or 0) * request.row_bytes
-        parts |= {"row_bytes": request.row_bytes - form.scale_bytes(request.latent), "page_bytes": page_bytes}
+        converts = "fp8_e4m3fn" in target.fp8_convert
+        parts |= {
+            "row_bytes": request.row_bytes - form.scale_bytes(request.latent),
+            "page_bytes": (request.page_size or 0) * request.row_bytes,
+            "number": "steps/number_convert.py.jinja" if converts else "steps/number_bits.py.jinja",
+            "byte_factor": 1.0 if converts else 256.0,
+        }
         return Details("blocks", "bf16", request.kv, "uint8", q_parts=("q_latent",), **parts)
     groups = tuple(range(form.groups(request.latent)))
-    names = (*(f"q_latent_{g}" for g in groups), "q_rope")
-    types = ("fp16",) * len(groups) + ("bf16",)
-    factor = parts["byte_factor"]
-    return Details(
-        "groups", "fp16", request.kv, "uint8", q_parts=names, q_types=types, groups=groups, kv_factor=factor, **parts
-    )
+    names = [f"q_{part}_{g}" for g in groups for part in ("even", "odd")]
+    found = Details(
+        "groups", "fp16", request.kv, "uint8", q_parts=(*names, "q_rope"), groups=groups,
+        q_types=("fp16",) * len(names) + ("bf16",), decode_step="steps/pairs_bits.py.jinja", **parts,
+    )  # fmt: skip
+    if target.pair_decode:
+        return replace(found, decode_step="steps/pairs_asm.py.jinja")
+    return replace(found, kv_factor=256.0, pair_key="{} * KEY_FACTOR", key_factor=KEY_FACTOR)
 
 
 class Triton(Family):
