@@ -83,6 +83,8 @@ class Family(ABC):
         """Why a block of columns takes one query token of several; None: it takes as many as it has room for."""
         if not self.packs:
             return f"the family {self.name} has no blocks of several query tokens"
+        if request.format.record:
+            return f"blocks of columns take one query token of {request.kv} KV"
         if request.heads % resources.block_h == 0:
             return f"blocks of {resources.block_h} columns divide the {request.heads} heads of a query token"
         return None
@@ -95,6 +97,10 @@ class Family(ABC):
         """Errors of the output and of the LSE that are allowed."""
         fp8 = ELEMENTS[details.compute].fp8
         return (BOUND_FP8, LSE_BOUND_FP8) if fp8 else (BOUND_16_BIT, LSE_BOUND_16_BIT)
+
+    def needs(self, details: Any) -> frozenset[str]:
+        """Features of a kernel, in the words of `runtime.arguments`, that are the family's alone."""
+        return frozenset()
 
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """What the records of its arguments leave open: type of the KV and how `run` gives it."""
