@@ -25,7 +25,8 @@ class Family(ABC):
     balances  it has kernels whose programs partition the tiles of all query rows
     packs     it has kernels whose blocks of columns take several query tokens of a request
     tiles     KV comes by TMA: stage 1 takes descriptors instead of a pointer
-    always    optimisations that its kernels have in any case; never: those that they lack, with the reason
+    takes     optimisations that its kernels have if a spec says so; always: those that they have in any case;
+              never: those that they lack, with the reason. Any other is an error in a spec
     settings  settings of a spec that concern it alone
     tunable   what `tune` may try; the plan says which combinations are legal
     """
@@ -35,10 +36,16 @@ class Family(ABC):
     balances: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     tiles: ClassVar[bool] = False
+    takes: ClassVar[frozenset[str]] = frozenset()
     always: ClassVar[frozenset[str]] = frozenset()
     never: ClassVar[Mapping[str, str]] = {}
     settings: ClassVar[frozenset[str]] = frozenset()
     tunable: ClassVar[Mapping[str, Sequence[int]]] = {}
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The optimisations and settings of its own that a spec may name."""
+        return self.takes | self.always | self.settings | set(self.never)
 
     @property
     def template(self) -> str:
@@ -76,6 +83,8 @@ class Family(ABC):
         """Why a block of columns takes one query token of several; None: it takes as many as it has room for."""
         if not self.packs:
             return f"the family {self.name} has no blocks of several query tokens"
+        if request.format.record:
+            return f"blocks of columns take one query token of {request.kv} KV"
         if request.heads % resources.block_h == 0:
             return f"blocks of {resources.block_h} columns divide the {request.heads} heads of a query token"
         return None
@@ -88,6 +97,10 @@ class Family(ABC):
         """Errors of the output and of the LSE that are allowed."""
         fp8 = ELEMENTS[details.compute].fp8
         return (BOUND_FP8, LSE_BOUND_FP8) if fp8 else (BOUND_16_BIT, LSE_BOUND_16_BIT)
+
+    def needs(self, details: Any) -> frozenset[str]:
+        """Features of a kernel, in the words of `runtime.arguments`, that are the family's alone."""
+        return frozenset()
 
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """What the records of its arguments leave open: type of the KV and how `run` gives it."""

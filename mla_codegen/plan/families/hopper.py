@@ -231,6 +231,8 @@ class Hopper(Family):
 
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve, or None."""
+        if request.sparse:
+            return "TMA brings it ranges of rows and pages, not rows that lists name"
         if request.kv not in ("fp8_e4m3fn", "bf16"):
             return f"its products are of fp8_e4m3fn and bf16 KV, not of {request.kv}"
         if request.page_size is not None and request.page_size < MIN_PAGE:
