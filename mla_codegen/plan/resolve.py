@@ -275,9 +275,13 @@ def _settle(
     if not isinstance(resources, Resources):
         problems += resources
         return None
-    if unknown := [name for name in OF_FAMILIES if knobs.resolved[name].value and name not in family.settings]:
-        what = f"the family {family.name} has no {unknown[0]}"
-        problems.append(Problem(knobs.loc(unknown[0]), what, fix="remove it, or choose another family"))
+    asked = dict.fromkeys(options, options_loc)
+    asked |= {name: knobs.loc(name) for name in OF_FAMILIES if knobs.resolved[name].value}
+    fix = "remove it, or choose another family"
+    lacking = [Problem(loc, f"the family {family.name} has no {name}", fix=fix)
+               for name, loc in asked.items() if name not in family.known]  # fmt: skip
+    if lacking:
+        problems += lacking
         return None
     have = set(options) - set(family.never) | {
         name for name in family.always if request.format.fp8 or not OPTIMIZATIONS[name].fp8_only

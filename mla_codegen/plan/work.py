@@ -84,6 +84,11 @@ class Work:
         return "SPLITS" if self.splits else "splits"
 
     @property
+    def place_found(self) -> str:
+        """What a split's place among the partial outputs is worked out from, as source."""
+        return "split, splits, " if self.any_splits else "split, "
+
+    @property
     def splits_value(self) -> str:
         """The same as the host names it."""
         return "SPLITS.value" if self.splits else "splits"

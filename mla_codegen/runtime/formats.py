@@ -1,9 +1,16 @@
-"""Element types and KV formats: one record of each, for the generator, the calls and the checks alike."""
+"""Element types and KV formats: one record of each, for the generator, the calls and the checks alike.
+
+The generator needs no torch and does not wait for its import: a dtype is looked up when a call or a check wants it.
+"""
 
 import math
+import sys
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch as _torch
 
 
 @dataclass(frozen=True)
@@ -11,38 +18,41 @@ class Element:
     """A type of number.
 
     name      what a spec calls it
-    dtype     torch's
+    torch     its dtype as source says it: `torch.bfloat16`
     triton    the name that triton.language and Gluon give it, as in `tl.bfloat16`
     mangled   the name that Triton gives it in signatures of kernels, as in `*bf16`
+    bytes     of a number
+    largest   of a float: its largest number
     aliases   what else people call it, beside its name in torch
     infinite  it has infinities
     """
 
     name: str
-    dtype: torch.dtype
+    torch: str
     triton: str
     mangled: str
+    bytes: int
+    largest: float = 0.0
     aliases: tuple[str, ...] = ()
     infinite: bool = False
 
-    @property
-    def bytes(self) -> int:
-        return self.dtype.itemsize
+    @cached_property
+    def dtype(self) -> "_torch.dtype":
+        """torch's."""
+        import torch
+
+        found: torch.dtype = getattr(torch, self.torch.removeprefix("torch."))
+        return found
 
     @property
     def fp8(self) -> bool:
         """A float of 8 bits."""
-        return self.dtype.is_floating_point and self.bytes == 1
+        return self.largest > 0 and self.bytes == 1
 
     @property
     def top(self) -> int:
         """Exponent of the largest power of two that is one of its numbers."""
-        return math.frexp(torch.finfo(self.dtype).max)[1] - 1
-
-    @property
-    def torch(self) -> str:
-        """As source says it: `torch.bfloat16`."""
-        return str(self.dtype)
+        return math.frexp(self.largest)[1] - 1
 
     @property
     def pointer(self) -> str:
@@ -51,17 +61,17 @@ class Element:
 
 
 _ELEMENTS = (
-    Element("bf16", torch.bfloat16, "bfloat16", "bf16", infinite=True),
-    Element("fp16", torch.float16, "float16", "fp16", ("half", "f16"), infinite=True),
-    Element("fp32", torch.float32, "float32", "fp32", infinite=True),
-    Element("fp64", torch.float64, "float64", "fp64", infinite=True),
-    Element("fp8_e4m3fn", torch.float8_e4m3fn, "float8e4nv", "fp8e4nv", ("e4m3", "e4m3fn")),
-    Element("fp8_e4m3fnuz", torch.float8_e4m3fnuz, "float8e4b8", "fp8e4b8", ("e4m3fnuz",)),
-    Element("fp8_e5m2", torch.float8_e5m2, "float8e5", "fp8e5", infinite=True),
-    Element("fp8_e5m2fnuz", torch.float8_e5m2fnuz, "float8e5b16", "fp8e5b16"),
-    Element("uint8", torch.uint8, "uint8", "u8"),
-    Element("int16", torch.int16, "int16", "i16"),
-    Element("int32", torch.int32, "int32", "i32"),
+    Element("bf16", "torch.bfloat16", "bfloat16", "bf16", 2, (2 - 2**-7) * 2.0**127, infinite=True),
+    Element("fp16", "torch.float16", "float16", "fp16", 2, 65504.0, ("half", "f16"), infinite=True),
+    Element("fp32", "torch.float32", "float32", "fp32", 4, (2 - 2**-23) * 2.0**127, infinite=True),
+    Element("fp64", "torch.float64", "float64", "fp64", 8, sys.float_info.max, infinite=True),
+    Element("fp8_e4m3fn", "torch.float8_e4m3fn", "float8e4nv", "fp8e4nv", 1, 448.0, ("e4m3", "e4m3fn")),
+    Element("fp8_e4m3fnuz", "torch.float8_e4m3fnuz", "float8e4b8", "fp8e4b8", 1, 240.0, ("e4m3fnuz",)),
+    Element("fp8_e5m2", "torch.float8_e5m2", "float8e5", "fp8e5", 1, 57344.0, infinite=True),
+    Element("fp8_e5m2fnuz", "torch.float8_e5m2fnuz", "float8e5b16", "fp8e5b16", 1, 57344.0),
+    Element("uint8", "torch.uint8", "uint8", "u8", 1),
+    Element("int16", "torch.int16", "int16", "i16", 2),
+    Element("int32", "torch.int32", "int32", "i32", 4),
 )
 ELEMENTS: dict[str, Element] = {element.name: element for element in _ELEMENTS}
 

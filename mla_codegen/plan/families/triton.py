@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import Stage, options_of, stage1, stage2
@@ -277,6 +278,7 @@ class Triton(Family):
 
     name = "triton"
     packs = True
+    takes = frozenset(OPTIMIZATIONS)
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
         "block_n": (16, 32, 64, 128),
