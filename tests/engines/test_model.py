@@ -23,13 +23,14 @@ PAGED = {"layout": "paged", "page_size": 16}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Builds for 16 heads: portable in pages of 16 rows and ragged, sm_90 in pages of 64 rows."""
+    """Builds for 16 heads: portable in pages of 16 rows, ragged and sparse, sm_90 in pages of 64 rows."""
     where = tmp_path_factory.mktemp("engines") / "some.place" / "kernels"
     shapes = [{"batch": 4, "kv_len": 1024, "splits": 2}, {"batch": 4, "q_len": 2, "kv_len": 4096}]
     bf16 = {"kv": ["bf16"]}
     plans = [
         plan_of(spec_of(kv=PAGED, shapes=shapes, dtypes=bf16), "paged.yaml"),
         plan_of(spec_of(shapes=shapes[:1], dtypes=bf16), "ragged.yaml"),
+        plan_of(spec_of(kv={"layout": "sparse", "topk": 64}, shapes=[{"batch": 4}], dtypes=bf16), "sparse.yaml"),
         plan_of(
             {"target": "sm_90", "kv": {**PAGED, "page_size": 64}, "shapes": shapes[:1], "dtypes": bf16}, "hopper.yaml"
         ),
@@ -99,6 +100,7 @@ def test_a_refusal_names_what_does_not_fit(built: str, changes: dict[str, Any], 
     assert f"no kernels in {built} for {model}" in text
     assert re.search(rf"\(paged.yaml\): {re.escape(words)}\n", text)
     assert re.search(r"\(ragged.yaml\): .*ragged KV", text)
+    assert re.search(r"\(sparse.yaml\): .*sparse KV", text)
     assert re.search(r"\(hopper.yaml\): its kernels are Gluon", text)
     assert ("Give the engine a block size of 16; or" in text) == (page is not None)
     assert text.endswith(spec(model, page or 64))
