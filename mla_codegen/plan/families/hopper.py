@@ -140,7 +140,7 @@ class Details:
     parts          TMA brings tiles by parts; halves: of the latent columns, too, each with barriers of its own
     shares_sm      two programs fit an SM
     programs       of stage 1 that the device runs at once, of one head block
-    merge_places   programs of stage 2 that the device runs at once
+    merge_programs programs of stage 2 that the device runs at once
     rows_of_thread query rows that a thread of a balanced kernel looks at
     half_latent    words of two latent columns; half_words: words of half the columns, if they have 16 bits
     half_bytes     of half the latent columns of a tile; rope_bytes: of its rope columns
@@ -165,7 +165,7 @@ class Details:
     shares_sm: bool
     v_rows: int
     programs: int
-    merge_places: int
+    merge_programs: int
     rows_of_thread: int
     half_latent: int
     half_words: int
@@ -221,7 +221,7 @@ def _chosen(request: Request) -> bool:
 
 
 def _column_blocks(splits: int, latent: int) -> int:
-    """Programs that share a head's columns in stage 2: more of them hide the latency where there are many splits."""
+    """Programs that split a head's columns in stage 2: more of them hide the latency where there are many splits."""
     wanted = max(1, min(8, splits // 8), splits // 32)
     return min(wanted, latent // 16)
 
@@ -342,7 +342,7 @@ class Hopper(Family):
             shares_sm=numbers.resident == 2,
             v_rows=V_ROWS,
             programs=max(1, request.target.compute_units * numbers.resident // head_blocks),
-            merge_places=request.target.compute_units * MERGE_RESIDENT,
+            merge_programs=request.target.compute_units * MERGE_RESIDENT,
             rows_of_thread=BALANCED_ROWS // (32 * numbers.num_warps),
             half_latent=request.latent // 2,
             half_words=request.latent // 4,
