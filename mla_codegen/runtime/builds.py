@@ -35,6 +35,7 @@ class Build:
         self.page_size: int | None = tables.PAGE_SIZE
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
+        self.strided: bool = tables.STRIDED
         self.kv: tuple[str, ...] = tables.KV
         self.several: Build = self  # the build for calls of several query tokens a request
         self.for_several = not self.batch_invariant and not any(tables.SHAPES.values())

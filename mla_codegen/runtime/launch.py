@@ -18,6 +18,8 @@ import torch
 import triton
 from triton.runtime import driver
 
+from .arguments import ARGUMENTS, LAYOUT
+
 ALIGNED = 15  # Triton specialises pointers on 16-byte alignment
 ON_AMD = torch.version.hip is not None
 RANGE = 1 << 31  # bytes: AMD kernels address smaller tensors with 32-bit offsets
@@ -25,6 +27,7 @@ RANGE = 1 << 31  # bytes: AMD kernels address smaller tensors with 32-bit offset
 # CUDA is in use by the time that a kernel is launched: without what torch wraps around it to see to that.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
+LAYOUTS = frozenset(one.name for one in ARGUMENTS if one.types == LAYOUT)  # they may be None
 HOOKS = (None, None, None)  # launch metadata, enter, exit
 
 
@@ -78,8 +81,8 @@ class Launch:
     """Stands in for a `@triton.jit` or `@gluon.jit` kernel: `launch[grid](*args, **options)`. `fn` is the kernel.
 
     At one place among the arguments a kernel always gets the same: integers, floats, TMA descriptors with a place for
-    their encoding (`descriptors.Tile`) and of one kind, tuples of pointers, tuples of numbers, or else what has
-    `data_ptr()` and `dtype`, or None. The options
+    their encoding (`descriptors.Tile`) and of one kind, tuples of pointers, tuples of numbers (or None, where
+    it is a layout), or else what has `data_ptr()` and `dtype`, or None. The options
     are always the same, too. The grid has one dimension.
     """
 
@@ -99,6 +102,8 @@ class Launch:
     def _kind(self, place: int, argument: Any) -> str:
         if isinstance(argument, float):
             return FLOAT
+        if self.fn.params[place].name in LAYOUTS:
+            return NUMBERS
         if isinstance(argument, tuple):
             return POINTERS if hasattr(argument[0], "data_ptr") else NUMBERS
         if isinstance(argument, int):
@@ -141,7 +146,7 @@ def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
     key += [part for i in of.get(KEYED, []) for part in (f"a{i}", f"type(a{i})")]
     key += [f"type(a{i}) is float or (type(a{i}), a{i})" for i in of.get(FLOAT, [])]
     key += [f"tuple((one.dtype, one.data_ptr() & {ALIGNED} == 0) for one in a{i})" for i in of.get(POINTERS, [])]
-    key += [f"special(a{i})" for i in of.get(NUMBERS, [])]
+    key += [f"a{i} and special(a{i})" for i in of.get(NUMBERS, [])]
     if pointers:  # nearly always 0: all are aligned
         apart = "".join(f"p{i} & {ALIGNED} == 0, " for i in pointers)
         key.append(f"({' | '.join(f'p{i}' for i in pointers)}) & {ALIGNED} and ({apart})")

@@ -215,6 +215,7 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
+        base2: bool = False,
         workspace: Tensor | None = None,
         **tensors: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -226,7 +227,7 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
             if max_q_len is not None and type(max_q_len) is not int:
                 max_q_len = validate.query_length(max_q_len)
             options: dict[str, Any] = {
-                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, "base2": base2, **tensors
             }  # fmt: skip
             if out is None and (workspace is not None or lse is not None):
                 paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None

@@ -141,7 +141,7 @@ def inputs(
         raise ValueError(f"q has strides {q.stride()}; the last must be 1: call .contiguous() on it")
     if kv.shape[-1] != q.shape[2]:
         raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
-    if not kv.is_contiguous():
+    if not kv.is_contiguous() and build.page_size is None:
         raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
     if kv.dim() != 2 and build.page_size is None and (kv.dim() != 3 or kv.shape[1] != 1):
         raise ValueError(

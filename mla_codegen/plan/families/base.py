@@ -23,6 +23,7 @@ class Family(ABC):
     balances  it has kernels whose programs share out the tiles of all query rows
     packs     it has kernels whose blocks of columns take several query tokens of a request
     tiles     KV comes by TMA: stage 1 takes descriptors instead of a pointer
+    strided   its kernels take layouts other than the usual ones: pages apart, strided results, LSE to base 2
     always    optimisations that its kernels have in any case; never: those that they lack, with the reason
     settings  settings of a spec that concern it alone
     tunable   what `tune` may try; the plan says which combinations are legal
@@ -33,6 +34,7 @@ class Family(ABC):
     balances: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     tiles: ClassVar[bool] = False
+    strided: ClassVar[bool] = False
     always: ClassVar[frozenset[str]] = frozenset()
     never: ClassVar[Mapping[str, str]] = {}
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -85,4 +87,4 @@ class Family(ABC):
 
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """What the records of its arguments leave open: type of the KV and how `run` gives it."""
-        return {"kv_type": ELEMENTS[request.kv].pointer, "kv_given": "kv", "aligned": ""}
+        return {"kv_type": ELEMENTS[request.kv].pointer, "kv_given": "kv", "kv_layout_given": "", "aligned": ""}
