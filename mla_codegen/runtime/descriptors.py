@@ -86,8 +86,8 @@ class Tiles:
             memory = kv.view(self.dtype).view(-1, columns)
         elif page_step % columns:
             raise ValueError(
-                f"kv has pages {page_step} numbers apart, where TMA cannot read: let it be a multiple of the {columns} of "
-                "a row"
+                f"kv has pages {page_step} numbers apart, where TMA cannot read: let that be a multiple of the {columns} "
+                "of a row"
             )
         else:  # all rows from the first to the last, those of others between them too
             rows = (kv.shape[0] - 1) * (page_step // columns) + kv[0].numel() // columns

@@ -34,23 +34,23 @@ def weigh(lse, out, m, total, acc, BASE2: tl.constexpr):  # type: ignore[no-unty
     return total + weight, acc + out * weight[:, None]
 
 
-@triton.jit(do_not_specialize=["places"])
+@triton.jit(do_not_specialize=["pairs"])
 def merge(  # type: ignore[no-untyped-def]
-    outs, lses, strides, out, lse, merged_strides, places,
+    outs, lses, strides, out, lse, merged_strides, pairs,
     HEADS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     BASE2: tl.constexpr,
 ):  # fmt: skip
-    """A program merges BLOCK of the `places`, which are pairs of row and head.
+    """A program merges BLOCK of the `pairs` of a row and a head.
 
     outs, lses, strides   of each stack of states: pointers, and how many states, then strides of the outputs (state,
                           row, head) and of the LSE (state, row, head)
     merged_strides        of the result: output (row, head), LSE (row, head)
     PADDED, TILE          COLUMNS as a power of two; states of a stack that are loaded at a time
     """
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exists = place < places
-    row = place // HEADS
-    head = place % HEADS
+    pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = pair < pairs
+    row = pair // HEADS
+    head = pair % HEADS
     columns = tl.arange(0, PADDED)
     inside = exists[:, None] & (columns < COLUMNS)[None, :]
     m = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -100,12 +100,12 @@ class Merge:
     ) -> None:
         """As the kernel takes them; out [rows, heads, columns] and lse [rows, heads] of any strides."""
         rows, heads, columns = out.shape
-        places, padded = rows * heads, 1 << (columns - 1).bit_length()
-        block = max(1, AT_ONCE // padded) if places >= MANY else 1
+        pairs, padded = rows * heads, 1 << (columns - 1).bit_length()
+        block = max(1, AT_ONCE // padded) if pairs >= MANY else 1
         most = max(one[0] for one in strides)
         with on_device_of(out):
-            self.kernel[(-(-places // block),)](
-                outs, lses, strides, out, lse, (*out.stride()[:2], *lse.stride()), places, heads, columns, padded,
+            self.kernel[(-(-pairs // block),)](
+                outs, lses, strides, out, lse, (*out.stride()[:2], *lse.stride()), pairs, heads, columns, padded,
                 block, min(STACK, 1 << (most - 1).bit_length()), base2, num_warps=4, enable_fp_fusion=True,
             )  # fmt: skip
 
@@ -126,7 +126,7 @@ def merge_states(
              lse [rows, heads] fp32, any strides. Or of a stack: out [n, rows, heads, columns], lse [n, rows, heads].
              Where an LSE is -inf the state saw nothing, and its out may hold anything, NaN too
     out      [rows, heads, columns] to write into, of these dtypes and strides; None: made, in the first state's dtype
-    lse      [rows, heads] fp32 likewise. Both may be those of a state, in place; else they must lie apart
+    lse      [rows, heads] fp32 likewise. Both may be those of a state, in pair; else they must lie apart
     base2    the LSE, given and returned, are logarithms to base 2; else natural ones
 
     Returns (out, lse): lse = log(sum of exp(lse_i)), out = sum of out_i exp(lse_i - lse); where all are -inf, 0 and
@@ -192,8 +192,8 @@ def refuse(states: Any) -> None:
     if not states:
         raise ValueError("no states: give one (out, lse) or more") from None
     first = None
-    for place, state in enumerate(states):
-        name = f"states[{place}]"
+    for number, state in enumerate(states):
+        name = f"states[{number}]"
         if not isinstance(state, (list, tuple)) or len(state) != 2:
             what = f"{len(state)} parts" if isinstance(state, (list, tuple)) else validate.what(state)
             raise TypeError(f"{name} is {what}; it must be (out, lse)") from None
