@@ -85,10 +85,7 @@ class Tiles:
         if page_step is None:
             memory = kv.view(self.dtype).view(-1, columns)
         elif page_step % columns:
-            raise ValueError(
-                f"kv has pages {page_step} numbers apart, where TMA cannot read: let that be a multiple of the {columns} "
-                "of a row"
-            )
+            raise ValueError(f"kv has pages {page_step} numbers apart; TMA needs a multiple of the row's {columns}")
         else:  # all rows from the first to the last, those of others between them too
             rows = (kv.shape[0] - 1) * (page_step // columns) + kv[0].numel() // columns
             memory = kv.view(self.dtype).as_strided((rows, columns), (columns, 1))
