@@ -11,7 +11,7 @@ driver changes with Triton's releases: `FORMS` has those that are known, and und
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -198,8 +198,9 @@ def _width(number: int) -> int:
     return 32 if -(1 << 31) <= number < 1 << 31 else 64 if -(1 << 63) <= number < 1 << 63 else 65
 
 
+@lru_cache(maxsize=4096)
 def _special(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What Triton may specialise on of numbers in tuples."""
+    """What Triton may specialise on of numbers in tuples. At one position they are all integers or all floats."""
     return tuple(
         [
             _special(one)
