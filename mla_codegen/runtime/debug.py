@@ -22,7 +22,7 @@ def devices() -> tuple[str, ...]:
     return {"": ("cpu",), "0": ()}.get(os.environ.get(VARIABLE, ""), ("cpu", "cuda"))
 
 
-def watched(run: Run, page_size: int | None, on: tuple[str, ...]) -> Run:
+def watched(run: Run, page_size: int | None, on: tuple[str, ...], topk: int | None = None) -> Run:
     """A kernel's `run`, its arguments checked first on devices of the types `on`."""
     if not on:
         return run
@@ -30,10 +30,30 @@ def watched(run: Run, page_size: int | None, on: tuple[str, ...]) -> Run:
     def checked(*given: Any, **layouts: Any) -> None:
         device = given[0].device.type
         if device in on and not (device == "cuda" and torch.cuda.is_current_stream_capturing()):
-            check(page_size, *given)
+            check_lists(*given) if topk else check(page_size, *given)
         run(*given, **layouts)
 
     return checked
+
+
+def check_lists(
+    q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, lens: torch.Tensor | None, sink: torch.Tensor | None,
+    kv_scale: torch.Tensor | None, _: float, out: torch.Tensor, lse: torch.Tensor | None, *others: Any,
+) -> None:  # fmt: skip
+    """The same of sparse KV: a list may name the rows of the pool alone, or -1."""
+    inputs = {"q": q, "kv": kv, "indices": indices, "topk_lens": lens, "attn_sink": sink, "kv_scale": kv_scale}
+    overlap({"out": out, "lse": lse, "workspace": others[-1]}, inputs)
+    if lens is not None:
+        for row in _indices((_host(lens) < 0) | (_host(lens) > indices.shape[1])):
+            raise ValueError(f"topk_lens of query row {row} is {int(lens[row])}; lists have {indices.shape[1]} entries")
+    rows, listed = kv.numel() // kv.shape[-1], _host(indices)
+    wrong = (listed < -1) | (listed >= rows)
+    if lens is not None:
+        wrong &= torch.arange(listed.shape[1]) < _host(lens)[:, None]
+    for row, place in wrong.nonzero().tolist():
+        raise ValueError(
+            f"indices names row {int(listed[row, place])} for query row {row} at {place}; kv has {rows} rows"
+        )
 
 
 def check(page_size: int | None, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, *others: Any) -> None:

@@ -6,6 +6,7 @@ import pytest
 from builds import plan_of, spec_of
 
 from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.plan.families.triton import Triton
 from mla_codegen.plan.resolve import KernelPlan, PlanError
 from mla_codegen.runtime.splits import choose_splits
 
@@ -167,6 +168,18 @@ def test_shared_memory_over_the_limit(target: str, limit: int) -> None:
     offered = int(problem.fix.split("block_n: ")[1].split()[0])
     taken = plan_of({**spec, "defaults": {**defaults, "block_n": offered}}).kernels[0]
     assert taken.shared_bytes <= limit
+
+
+def test_what_a_family_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Triton, "takes", Triton.takes - {"fast_rcp"})
+    defaults = {"family": "triton", "column_blocks": 2, "optimizations": ["exp2", "fast_rcp"]}
+    with pytest.raises(PlanError) as error:
+        plan_of(spec_of("sm_90", dtypes={"kv": ["bf16"]}, defaults=defaults))
+    said = {problem.what: problem.loc for problem in error.value.problems}
+    assert said == {
+        "the family triton has no fast_rcp": ("defaults", "optimizations"),
+        "the family triton has no column_blocks": ("defaults", "column_blocks"),
+    }
 
 
 def test_a_problem_of_a_shape_is_placed_there_and_said_once() -> None:

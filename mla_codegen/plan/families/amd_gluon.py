@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
@@ -241,6 +239,7 @@ class AmdGluon(Family):
     """
 
     gluon = True
+    takes = frozenset({"xcd_remap", "streaming_loads", "fp8_mma"})
     always = frozenset({"exp2", "peeled_tail", "direct_out"})
     never: ClassVar = {"fast_rcp": "it divides once a head and split, after the loop"}
     taken_as: ClassVar[str]
@@ -258,8 +257,8 @@ class AmdGluon(Family):
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve with the form that it would take, or None."""
         form = self.form_of(request)
-        if request.page_size is not None:
-            return "its tiles are consecutive rows, so it does not serve paged KV"
+        if request.page_size is not None or request.sparse:
+            return f"its tiles are consecutive rows, so it does not serve {'sparse' if request.sparse else 'paged'} KV"
         if isinstance(form, str):
             return form
         if (request.q, request.out) != ("bf16", "bf16"):
@@ -315,7 +314,7 @@ class AmdGluon(Family):
             row=request.row // 4 if request.format.fp8 else request.row,
             taken_as=taken_as,
             gl_fp8=f"gl.{fp8.triton}",
-            fp8_max=torch.finfo(fp8.dtype).max,
+            fp8_max=fp8.largest,
             fp8_one=FP8_ONE[taken_as],
             kv_unit=1.0 if request.kv in (taken_as, "bf16") else 2.0,
             repair_zero=request.kv not in (taken_as, "bf16"),
