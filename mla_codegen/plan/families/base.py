@@ -13,7 +13,7 @@ from mla_codegen.spec.errors import Problem
 
 MERGE_AT_ONCE = 64  # splits whose partials (of 512 columns) fit the registers of 8 warps
 MERGE_TILE = 16  # splits that 4 warps merge at a time otherwise
-# Time of a KV row by the columns of a program, 16 being 1: products and softmax of plain Triton count beside the traffic.
+# Time of a KV row by the columns of a program, 16 being 1: products and softmax of plain Triton beside the traffic.
 ROW_TIME = {16: 1.0, 32: 1.2, 64: 1.6, 128: 2.8}
 
 

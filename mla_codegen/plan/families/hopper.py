@@ -251,9 +251,9 @@ class Hopper(Family):
         if (request.kv, width) == ("bf16", 16) and request.heads > BF16_HEADS and _chosen(request):
             faster = f"bf16 KV of {request.heads} heads is faster in blocks of 64 heads"
             return f"{faster}; `family: hopper` takes it all the same"
-        asked, served = request.knobs.resolved["block_n"].value, kinds[width].warps
-        if asked is not None and asked not in served:
-            return f"block_n is {' or '.join(map(str, served))} in it with blocks of {width} columns, not {asked}"
+        block_n, tiles = request.knobs.resolved["block_n"].value, kinds[width].warps
+        if block_n is not None and block_n not in tiles:
+            return f"block_n is {' or '.join(map(str, tiles))} in it with blocks of {width} columns, not {block_n}"
         return None
 
     def unpacked(self, request: Request, resources: Resources) -> str | None:
