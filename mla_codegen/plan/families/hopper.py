@@ -234,6 +234,7 @@ class Hopper(Family):
     balances = True
     packs = True
     tiles = True
+    strided = True
     always = frozenset({"exp2", "direct_out", "packed_fp8"})
     never: ClassVar = {
         "fast_rcp": "it divides once a head and split, after the loop",
@@ -375,7 +376,8 @@ class Hopper(Family):
         """The types of the TMA descriptors."""
         latent = request.latent // 2 if details.halves else request.latent
         parts = (("latent", latent, details.swizzle_latent), ("rope", request.rope, details.swizzle_rope))
-        return {"aligned": ", aligned to 16 bytes"} | {
+        rows = "kv_layout and (kv_layout[0] // (LATENT.value + ROPE.value), kv_layout[1])"  # from page to page
+        return {"aligned": ", aligned to 16 bytes", "kv_layout_given": rows} | {
             f"kv_{part}": f"tensordesc<{request.format.element.mangled}[{details.box_rows}, {columns}],"
             f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={details.bits}, rank=2)>"
             for part, columns, swizzle in parts
