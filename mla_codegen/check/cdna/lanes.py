@@ -237,7 +237,7 @@ def _halves(one: Instruction, uses: Uses) -> Run:
 
 
 def _mixed(one: Instruction, uses: Uses) -> Run:
-    """a * b + c, rounded once, to one half of the target; the other stays. op_sel_hi: a source is fp16, op_sel: which."""
+    """a * b + c, rounded once, to half of the target; the rest stays. op_sel_hi: a source is fp16, op_sel: which."""
     one.allow("op_sel", "op_sel_hi")
     target = registers(one, one.operands[0], uses, write=True, file="v").first
     uses.reads.add(target)
