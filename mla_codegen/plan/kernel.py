@@ -253,6 +253,11 @@ class KernelPlan(Words, Dimensions, Work, Resources):
         return arguments.described(self.features, self.facts)
 
     @property
+    def strided(self) -> bool:
+        """It takes layouts other than the usual ones."""
+        return "strided" in self.features
+
+    @property
     def ranges(self) -> str:
         """The arguments by which `locate` finds the KV rows that a query row sees."""
         return ", ".join(one.name for one in arguments.arguments("locate", self.features))

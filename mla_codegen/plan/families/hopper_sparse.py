@@ -143,6 +143,7 @@ class HopperSparse(Hopper):
     name = "hopper_sparse"
     balances = False
     tiles = False
+    strided = False
     always = frozenset({"exp2", "direct_out"})
     never: ClassVar = {
         "fast_rcp": "it divides once a head and split, after the loop",

@@ -278,6 +278,7 @@ class Triton(Family):
 
     name = "triton"
     packs = True
+    strided = True
     takes = frozenset(OPTIMIZATIONS)
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
@@ -370,8 +371,10 @@ class Triton(Family):
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """Rows are read as words or as the format that they are taken for."""
         element = ELEMENTS[details.word]
+        words = "kv_layout and (kv_layout[0] // WORD.value, kv_layout[1])"
         return {
             "kv_type": element.pointer,
             "kv_given": "kv.view(KV_DTYPE)" if details.viewed else "kv",
+            "kv_layout_given": words if details.row_words < request.row else "",
             "aligned": "",
         }
