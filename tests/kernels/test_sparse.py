@@ -3,6 +3,7 @@
 `in_lists` deals the rows to a pool in random order, fills the rest of it with NaN, and the lists with -1 in places.
 """
 
+import importlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from harness import EXACT, LSE_EXACT, Builder, Got, Kernels, check, make_spec
 
 from mla_codegen.check.reference import Case, SparseCase, in_lists, make_case
+from mla_codegen.measure.workload import Truth, kv_arguments, make_inputs, workload_of
 
 TOPK, PAGE = 70, 16
 FORMS = {"bf16": 32, "fp8_e4m3fn": 32, "fp8_ds_mla": 32, "fp8_ds_v4": 0}  # and their rope columns
@@ -102,6 +104,34 @@ def test_records_of_requests(build: Builder, paged: int | None) -> None:
         kernel = kernels.plan.general("fp8_ds_mla")[1]
         got = run(kernels.module(kernel.name), kernel, in_pages(case, paged).to(kernels.device), "list", 2)
     check(got, case, bound=EXACT, lse_bound=LSE_EXACT)
+
+
+def test_operators_and_warmup(build: Builder) -> None:
+    """The calls as operators, with their fake implementations; each kind of sparse call ahead of the first."""
+    kernels = built(build, "fp8_ds_mla")
+    package = kernels.dispatcher.builds[0].package.rsplit(".", 1)[0]
+    module, dispatch = (importlib.import_module(f"{package}.{name}") for name in ("op", "dispatch"))
+    case = in_lists(a_case("fp8_ds_mla").to(kernels.device), TOPK, PAGE)
+    given = {"indices": case.indices, "topk_lens": case.topk_lens, "attn_sink": torch.zeros(4, device=kernels.device)}
+    want = decode(kernels, case, attn_sink=given["attn_sink"])
+    got = module.mla_decode(case.ragged.q, case.kv, sm_scale=case.ragged.sm_scale, return_lse=True, **given)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(got, want, strict=True))
+    arguments = (case.ragged.q, case.kv, None, None, case.ragged.sm_scale)
+    torch.library.opcheck(module.operators.mla_decode.default, arguments, given)
+    calls = dispatch.warmup(kernels.device, visible=(False, True), sinks=(False, True), progress=None)
+    assert calls == 3 * 2 * 2
+
+
+def test_what_bench_and_tune_run(build: Builder) -> None:
+    """Their inputs: a pool and lists, of records too; and their truth."""
+    for kv in ("fp8_ds_mla", "fp8_ds_v4"):
+        kernels = built(build, kv)
+        workload = workload_of(kernels.plan, kv, 3, TOPK)
+        case = make_inputs(workload, kernels.device, 0)
+        lists = kv_arguments(case, kernels.dispatcher.builds[0])
+        out = kernels.dispatcher.mla_decode(case.q, sm_scale=case.sm_scale, max_kv_len=TOPK, max_q_len=1, **lists)
+        assert Truth(case, workload.latent).error(out) <= EXACT
+        assert workload.kv_bytes == 3 * TOPK * kernels.dispatcher.builds[0].widths[kv]
 
 
 def test_batch_invariant(build: Builder) -> None:
