@@ -5,7 +5,6 @@ What a serving engine prepares once a step, or keeps, is made here before the cl
 scratch, and for a kernel that wants q in fp8, the rounded q.
 """
 
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
+from mla_codegen.check.modules import import_file
 from mla_codegen.check.reference import Case
 from mla_codegen.measure.workload import Workload, make_inputs
 
@@ -67,39 +67,45 @@ def paged(case: Case) -> Paged:
     )
 
 
+def by_request(case: Case) -> torch.Tensor:
+    """q as [batch, query tokens of a request, heads, row]; every request of the benchmark has as many."""
+    return case.q.unflatten(0, (case.qo_indptr.numel() - 1, -1))
+
+
 def _flash_mla_bf16(_: Any, case: Case, pages: Paged, latent: int) -> Call:
     op = torch.ops._flashmla_C.dense_decode_fwd
-    q = case.q.unsqueeze(1)
-    given = (q, pages.kv, latent, pages.lens, pages.table, case.sm_scale, False)
+    q = by_request(case)
+    given = (q, pages.kv, latent, pages.lens, pages.table, case.sm_scale, q.shape[1] > 1)  # causal
     schedule = op(*given, None, None, None)[2:]  # made by the first call of a step, and kept
-    return lambda: op(*given, *schedule, None)[0]
+    return lambda: op(*given, *schedule, None)[0].flatten(0, 1)
 
 
 def _flash_mla_fp8(_: Any, case: Case, pages: Paged, latent: int) -> Call:
     ops = torch.ops._flashmla_extension_C
-    heads = case.q.shape[1]
     q_scale = (case.q.float().abs().amax() / FP8_MAX).reshape(1)
-    q = (case.q.float() / q_scale).to(torch.float8_e4m3fn).unsqueeze(1)
-    schedule = ops.get_mla_decoding_metadata_dense_fp8(pages.lens, heads, 1)
-    given = (q, pages.kv, latent, pages.lens, pages.table, case.sm_scale, False, *schedule, q_scale, case.kv_scale)
-    return lambda: ops.fwd_kvcache_mla_fp8(*given)[0]
+    q = (by_request(case).float() / q_scale).to(torch.float8_e4m3fn)
+    _, q_len, heads, _ = q.shape
+    schedule = ops.get_mla_decoding_metadata_dense_fp8(pages.lens, q_len * heads, 1)
+    given = (q, pages.kv, latent, pages.lens, pages.table, case.sm_scale, q_len > 1)  # causal
+    return lambda: ops.fwd_kvcache_mla_fp8(*given, *schedule, q_scale, case.kv_scale)[0].flatten(0, 1)
 
 
 def _flash_attention_3(_: Any, case: Case, pages: Paged, latent: int) -> Call:
     ops = torch.ops._vllm_fa3_C
-    batch, heads, row = case.q.shape
+    batch, q_len, heads, row = by_request(case).shape
+    causal = q_len > 1
     schedule = ops.get_scheduler_metadata(
-        batch, 1, pages.longest, heads, 1, row - latent, latent, case.q.dtype, pages.lens, case.qo_indptr,
+        batch, q_len, pages.longest, heads, 1, row - latent, latent, case.q.dtype, pages.lens, case.qo_indptr,
         None, None, None, None,  # cu_seqlens_k, cu_seqlens_k_new, seqused_q, leftpad_k
-        PAGE, 0, False, -1, -1, False,  # page size, new rows, causal, window, softcap
+        PAGE, 0, causal, -1, -1, False,  # page size, new rows, causal, window, softcap
         0, None, 0,  # splits by its own rule, pack_gqa, processors left free
     )  # fmt: skip
     given = (
         case.q[..., latent:], pages.kv[..., latent:], pages.kv[..., :latent],
         None, None, case.q[..., :latent], None,  # k_new, v_new, q_v, out
-        case.qo_indptr, None, None, None, pages.lens, 1, pages.longest, pages.table,
+        case.qo_indptr, None, None, None, pages.lens, q_len, pages.longest, pages.table,
         None, None, None, None, None, None, None, None,  # batch index, left padding, rotary, scales
-        case.sm_scale, False, -1, -1, 0.0, True, schedule, 0, None, 0, None, 1, 0, None,
+        case.sm_scale, causal, -1, -1, 0.0, True, schedule, 0, None, 0, None, 1, 0, None,
     )  # fmt: skip
     return lambda: ops.fwd(*given)[0]
 
@@ -111,7 +117,9 @@ def triton_splits(longest: int, processors: int) -> int:
 
 
 def _vllm_triton(module: Any, case: Case, pages: Paged, latent: int) -> Call:
-    batch, heads, _ = case.q.shape
+    batch, q_len, heads, _ = by_request(case).shape
+    if q_len > 1:
+        raise Missing("it decodes one query token a request")
     device = case.q.device
     splits = triton_splits(pages.longest, torch.cuda.get_device_properties(device).multi_processor_count)
     out = torch.full((batch, heads, latent), float("nan"), dtype=case.q.dtype, device=device)
@@ -193,12 +201,7 @@ def _module(path: Path) -> ModuleType:
             module = ModuleType(name)
             vars(module).update(contents)
             sys.modules.setdefault(name, module)
-    spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path, f"peer_{path.stem}")
 
 
 def prepare(peer: Peer, folder: Path, kv: str, case: Case, pages: Paged, latent: int) -> Call:

@@ -37,7 +37,7 @@ from mla_codegen.measure.implementations import build, ours
 from mla_codegen.measure.timing import Gpu
 from mla_codegen.measure.workload import Workload, workload_of
 from mla_codegen.plan.resolve import Plan, make_plan
-from mla_codegen.spec.datamodel import Defaults, Shape, Spec
+from mla_codegen.spec.datamodel import Defaults, Shape, Spec, spell
 from mla_codegen.spec.load import load_spec
 
 ROOT = Path(__file__).parents[1]
@@ -59,19 +59,19 @@ def with_heads(spec: Spec, heads: int) -> Spec:
     """The spec for another number of heads: what was tuned for its own is left to the generator's rules."""
     if heads == spec.model.num_heads:
         return spec
-    shapes = [Shape(batch=shape.batch, kv_len=shape.kv_len) for shape in spec.shapes]
+    shapes = [Shape(batch=shape.batch, q_len=shape.q_len, kv_len=shape.kv_len) for shape in spec.shapes]
     defaults = Defaults(optimizations=spec.defaults.optimizations)
     model = spec.model.model_copy(update={"num_heads": heads})
     return spec.model_copy(update={"model": model, "shapes": shapes, "defaults": defaults})
 
 
 def jobs(plan: Plan, shapes: list[str], more: bool, kv: str | None, seed: int) -> list[Job]:
-    """What is asked of one plan. Shapes: BATCHxKV_LEN, or `ragged`, after which comes the equal batch of its size."""
+    """What is asked of one plan. Shapes as `spell` has them, or `ragged`: its equal batch follows."""
     found = []
     for name in plan.spec.dtypes.kv:
         if kv not in (None, name):
             continue
-        spelled = shapes or [f"{shape.batch}x{shape.kv_len}" for shape in plan.spec.shapes]
+        spelled = shapes or [spell(shape.batch, shape.kv_len, shape.q_len) for shape in plan.spec.shapes]
         spelled = [*spelled, *(f"{batch}x{kv_len}" for batch, kv_len in MORE), "ragged"] if more else spelled
         for shape in dict.fromkeys(spelled):
             if shape == "ragged":
@@ -79,8 +79,8 @@ def jobs(plan: Plan, shapes: list[str], more: bool, kv: str | None, seed: int) -
                 equal = workload_of(plan, name, len(lens), sum(lens) // len(lens))
                 found += [Job(equal, lens), Job(equal)]
             else:
-                batch, kv_len = map(int, shape.split("x"))
-                found.append(Job(workload_of(plan, name, batch, kv_len)))
+                batch, *q_len, kv_len = map(int, shape.split("x"))
+                found.append(Job(workload_of(plan, name, batch, kv_len, *q_len)))
     return [job for job in found if job.workload.kv_bytes <= MOST_BYTES]
 
 
@@ -111,8 +111,8 @@ def compile_peers(peers: tuple[Peer, ...], libraries: Path, work: list[Job]) -> 
 
 def shape(text: str) -> str:
     """An argument of --shapes."""
-    if text != "ragged" and not re.fullmatch(r"[1-9]\d{0,4}x[1-9]\d{0,7}", text):
-        raise argparse.ArgumentTypeError(f"{text}: write BATCHxKV_LEN, as in 64x8192, or ragged")
+    if text != "ragged" and not re.fullmatch(r"[1-9]\d{0,4}x([1-9]\d?x)?[1-9]\d{0,7}", text):
+        raise argparse.ArgumentTypeError(f"{text}: write BATCHxKV_LEN or BATCHxQ_LENxKV_LEN, as in 64x8192, or ragged")
     return text
 
 

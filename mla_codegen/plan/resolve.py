@@ -25,6 +25,7 @@ from mla_codegen.spec.datamodel import Shape, Spec, apply_optimizations
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean
 
 OF_FAMILIES = ("column_blocks",)  # settings that concern some families alone
+OF_WHOLE_TILES = ("peeled_tail",)  # optimisations of layouts whose tiles are whole but for the last
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ def _kernel(
     details = family.details(request)
     dimensions = Dimensions(
         request.target.name, shape.batch if shape else None, q_len, shape.kv_len if shape else None,
-        request.heads, request.latent, request.rope, request.q, kv, request.out, request.page_size,
+        request.heads, request.latent, request.rope, request.q, kv, request.out, request.page_size, request.topk,
     )  # fmt: skip
     words = _words(spec, spec_file, kind, dimensions)
     error_bound, lse_bound = family.bounds(details)
@@ -240,7 +241,7 @@ def _kernel(
             family=family.name,
             details=details,
             merge=family.merge(request, work),
-            features=_features(family, dimensions, work),
+            features=_features(family, dimensions, work) | family.needs(details),
             facts=_facts(dimensions, work) | family.facts(request, details),
             error_bound=error_bound,
             lse_bound=lse_bound,
@@ -259,10 +260,10 @@ def _settle(
     """(family, what it is asked, its numbers, optimisations in its kernel, why others are not); None: more problems."""
     model, knobs = spec.model, Knobs(layers)
     wanted, options_loc = _optimizations(layers)
-    options, not_taken = _applicable(wanted, kv)
+    options, not_taken = _applicable(wanted, kv, spec.kv.layout)
     request = Request(
         TARGETS[spec.target], model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, spec.dtypes.q, kv,
-        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size, q_len,
+        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size, q_len, spec.kv.topk,
     )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
@@ -274,9 +275,13 @@ def _settle(
     if not isinstance(resources, Resources):
         problems += resources
         return None
-    if unknown := [name for name in OF_FAMILIES if knobs.resolved[name].value and name not in family.settings]:
-        what = f"the family {family.name} has no {unknown[0]}"
-        problems.append(Problem(knobs.loc(unknown[0]), what, fix="remove it, or choose another family"))
+    asked = dict.fromkeys(options, options_loc)
+    asked |= {name: knobs.loc(name) for name in OF_FAMILIES if knobs.resolved[name].value}
+    fix = "remove it, or choose another family"
+    lacking = [Problem(loc, f"the family {family.name} has no {name}", fix=fix)
+               for name, loc in asked.items() if name not in family.known]  # fmt: skip
+    if lacking:
+        problems += lacking
         return None
     have = set(options) - set(family.never) | {
         name for name in family.always if request.format.fp8 or not OPTIMIZATIONS[name].fp8_only
@@ -294,7 +299,7 @@ def _partition(
     columns: str,
     q_len: int,
 ) -> Work:
-    """How the kernel's work is shared out; notes the splits among the settings."""
+    """The kernel's work partition; notes the splits among the settings."""
     knobs = request.knobs
     packed = columns == QUERIES
     head_blocks = -(-(request.columns if packed else request.heads) // resources.block_h)
@@ -325,7 +330,7 @@ def _features(family: Family, dimensions: Dimensions, work: Work) -> frozenset[s
     """What decides which arguments the kernel has, in the words of `runtime.arguments`."""
     return frozenset(
         {
-            "paged" if dimensions.paged else "ragged",
+            *(["sparse"] if dimensions.sparse else ["requests", "paged" if dimensions.paged else "ragged"]),
             "direct" if work.direct else "merged",
             "tiles" if family.tiles else "pointers",
             work.columns,
@@ -340,6 +345,7 @@ def _facts(dimensions: Dimensions, work: Work) -> dict[str, object]:
     return {
         **vars(dimensions),
         "row": dimensions.row,
+        "width": dimensions.width,
         "max_splits": work.max_splits,
         "q_type": ELEMENTS[dimensions.q].pointer,
         "out_type": ELEMENTS[dimensions.out].pointer,
@@ -353,7 +359,7 @@ GENERAL = {
     "direct": ("any_direct", "one split", *_ANY),
     "split": ("any", "splits at run time", *_ANY),
     "balanced": (
-        "balanced", "splits shared out on the device", "for requests of lengths that differ much,",
+        "balanced", "tiles partitioned on the device", "for requests of lengths that differ much,",
         f"Right for requests of any lengths, up to {BALANCED_ROWS} query rows in all.",
     ),
     "invariant": (
@@ -378,6 +384,11 @@ def _words(spec: Spec, spec_file: str, kind: str, kernel: Dimensions) -> Words:
         origin = f"shape batch={kernel.batch} q_len={kernel.q_len} kv_len={kernel.kv_len}, KV {kernel.kv}"
         use = f"tuned for {kernel.batch} requests of {kernel.q_len} query tokens over {kernel.kv_len} rows"
         summary = "Right for any number of requests of any lengths; fastest near the shape above."
+    elif kernel.sparse:
+        name = f"{kernel.kv}_b{kernel.batch}_top{kernel.topk}"
+        origin = f"shape batch={kernel.batch}, KV {kernel.kv}"
+        use = f"tuned for {kernel.batch} query tokens"
+        summary = "Right for any number of query tokens; fastest near the shape above."
     else:
         name = f"{kernel.kv}_b{kernel.batch}_kv{kernel.kv_len}"
         origin = f"shape batch={kernel.batch} kv_len={kernel.kv_len}, KV {kernel.kv}"
@@ -432,12 +443,14 @@ def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:
     return [name for name in OPTIMIZATIONS if name in names], place
 
 
-def _applicable(names: list[str], kv: str) -> tuple[list[str], list[str]]:
-    """Those that concern this KV element type, and a line for each that does not."""
+def _applicable(names: list[str], kv: str, layout: str) -> tuple[list[str], list[str]]:
+    """Those that concern this KV element type and layout, and a line for each that does not."""
     taken, not_taken = [], []
     for name in names:
         if OPTIMIZATIONS[name].fp8_only and not KV_FORMATS[kv].fp8:
             not_taken.append(f"{name}: the KV is {kv}")
+        elif name in OF_WHOLE_TILES and layout == "sparse":
+            not_taken.append(f"{name}: a list may name no row anywhere, so every tile is masked")
         else:
             taken.append(name)
     return taken, not_taken

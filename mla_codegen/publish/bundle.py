@@ -47,8 +47,8 @@ def bundle(plan: Plan, leaderboard: str | None = None, gpu: str | None = None) -
     if plan.spec.batch_invariant:
         what = f"{plan.spec_file} is batch-invariant, which costs time, and a leaderboard ranks by time"
         reasons.append(f"{what}: bundle a copy without `batch_invariant`")
-    if plan.spec.kv.layout == "paged":
-        what = f"the KV of {plan.spec_file} is paged, and `custom_kernel` takes ragged KV"
+    if plan.spec.kv.layout != "ragged":
+        what = f"the KV of {plan.spec_file} is {plan.spec.kv.layout}, and `custom_kernel` takes ragged KV"
         reasons.append(f"{what}: bundle a copy without `kv`")
     if reasons:
         raise Refused(reasons)
@@ -157,7 +157,7 @@ def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
         "row": model.kv_lora_rank + model.qk_rope_head_dim, "q": dtypes.q, "out": dtypes.out,
         "scaled": tuple(kv for kv in dtypes.kv if KV_FORMATS[kv].scaled),
         "dtypes": {kv: _torch(kv) for kv in dtypes.kv}, "torch_q": _torch(dtypes.q), "torch_out": _torch(dtypes.out),
-        "forms": ", ".join(dict.fromkeys(f'"{kv.split("_")[0]}"' for kv in dtypes.kv)),
+        "forms": {kv: KV_FORMATS[kv].form for kv in dtypes.kv},
     }  # fmt: skip
 
 

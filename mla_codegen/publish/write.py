@@ -32,7 +32,7 @@ HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: 
 RUNTIME = (
     "__init__.py", "arguments.py", "builds.py", "calls.py", "choice.py", "context_parallel.py", "debug.py",
     "descriptors.py", "formats.py", "gluon.py", "interpreter.py", "launch.py", "op.py", "paged.py", "peer_memory.py",
-    "scratch.py", "splits.py", "tables.py", "validate.py", "warmup.py", "workspace.py",
+    "records.py", "scratch.py", "sparse.py", "splits.py", "tables.py", "validate.py", "warmup.py", "workspace.py",
 )  # fmt: skip
 
 
@@ -69,17 +69,19 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         for kernel in plan.kernels:
             mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
-        pages = [plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged")
+        kv = plan.spec.kv
+        layouts: dict[str, list] = {"ragged": [], "paged": [kv.page_size], "sparse": [f"lists of {kv.topk}"]}
+        row = model.kv_lora_rank + model.qk_rope_head_dim
         tokens = ["several query tokens"] * plan.for_several_tokens
         builds[plan.name] = {
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV{plan.spec.kv.words})",
-            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages, *tokens],
+            "serves": [plan.target.name, model.num_heads, row, *layouts[kv.layout], *tokens],
             "tables": VERSION,
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
-    _refuse_twins(builds)
+    _refuse_duplicates(builds)
     tables = [{"name": name, "summary": builds[name]["summary"]} for name in sorted(builds)]
     shared = _shared(tables, out.resolve().name)
     files |= shared
@@ -124,7 +126,7 @@ def refuse_names(plans: list[Plan], out: Path) -> None:
             raise BuildError(f"{flaw}\n  fix: rename the spec")
 
 
-def _refuse_twins(builds: dict[str, dict]) -> None:
+def _refuse_duplicates(builds: dict[str, dict]) -> None:
     """Two builds for the same target, heads, row width and page size: the dispatcher could not tell them apart.
 
     But for one whose shapes all have several query tokens a request, beside one of the same element types.

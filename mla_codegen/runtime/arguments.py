@@ -18,7 +18,7 @@ class Argument:
     name      where several records share one, at most one of them fits a kernel
     types     in signatures of kernels: `*i32`, `i32`, `fp32`; a name in braces is a field that the kernel fills in
     meaning   shape, dtype and what it stands for, as docstrings of `run` say it; empty: they don't
-    places    signatures that it belongs to
+    signatures   that it belongs to
     when      what a kernel must have for it (`features`); empty: every kernel has it
     varies    an integer that differs from call to call and must not make another binary
     schema    as an operator of torch.library declares it
@@ -30,7 +30,7 @@ class Argument:
     name: str
     types: str
     meaning: str = ""
-    places: frozenset[str] = frozenset()
+    signatures: frozenset[str] = frozenset()
     when: frozenset[str] = frozenset()
     varies: bool = False
     schema: str = ""
@@ -39,8 +39,8 @@ class Argument:
     default: str = ""
 
 
-def _argument(name: str, types: str, places: str, meaning: str = "", *, when: str = "", **more: object) -> Argument:
-    return Argument(name, types, meaning, frozenset(places.split()), frozenset(when.split()), **more)  # type: ignore[arg-type]
+def _argument(name: str, types: str, signatures: str, meaning: str = "", *, when: str = "", **more: object) -> Argument:
+    return Argument(name, types, meaning, frozenset(signatures.split()), frozenset(when.split()), **more)  # type: ignore[arg-type]
 
 
 def _call(name: str, schema: str, when: str = "") -> Argument:
@@ -52,7 +52,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     # what callers give
     _call("q", "Tensor q"),
     _call("kv", "Tensor kv"),
-    _call("qo_indptr", "Tensor qo_indptr"),
+    _call("qo_indptr", "Tensor? qo_indptr"),
     _call("kv_indptr", "Tensor? kv_indptr"),
     _call("out", "Tensor(a!) out", when="into"),
     _call("lse", "Tensor(b!) lse", when="into"),
@@ -64,17 +64,21 @@ ARGUMENTS: tuple[Argument, ...] = (
     _call("kv_indices", "Tensor? kv_indices=None"),
     _call("kv_lens", "Tensor? kv_lens=None"),
     _call("max_q_len", "SymInt? max_q_len=None"),
+    _call("indices", "Tensor? indices=None"),
+    _call("topk_lens", "Tensor? topk_lens=None"),
+    _call("attn_sink", "Tensor? attn_sink=None"),
     _call("workspace", "Tensor(c!)? workspace=None", when="into"),  # last: inductor puts it there
     # what kernels take
     _argument("q", "{q_type}", "stage1 run", "[total_q, {heads}, {row}] {q}, last stride 1"),
     _argument("kv", "{kv_type}", "stage1", when="pointers", given="{kv_given}"),
     _argument("kv_latent", "{kv_latent}", "stage1", when="tiles"),
     _argument("kv_rope", "{kv_rope}", "stage1", when="tiles"),
-    _argument("kv", "", "run", "[total_kv, {row}] {kv}, contiguous{aligned}", when="ragged"),
-    _argument("kv", "", "run", "[pages, {page_size}, {row}] {kv}, contiguous{aligned}", when="paged"),
+    _argument("kv", "", "run", "[total_kv, {width}] {kv}, contiguous{aligned}", when="ragged"),
+    _argument("kv", "", "run", "[pages, {page_size}, {width}] {kv}, contiguous{aligned}", when="paged"),
+    _argument("kv", "", "run", "pool of rows, {kv}, contiguous{aligned}", when="sparse"),
     _argument("partial", "*fp32", "stage1 stage2", when="merged"),
     _argument("partial_lse", "*fp32", "stage1 stage2", when="merged"),
-    _argument("shares", "*i32", "stage1 stage2", when="balanced"),
+    _argument("row_parts", "*i32", "stage1 stage2", when="balanced"),
     _argument("out", "{out_type}", "stage1", when="direct"),
     _argument("lse", "*fp32", "stage1", when="direct"),
     _argument(
@@ -97,11 +101,25 @@ ARGUMENTS: tuple[Argument, ...] = (
         when="paged",
     ),
     _argument(
-        "kv_visible", "*i32", "locate stage1 run", "[total_q] int32, KV rows that each query row sees, or None: causal"
+        "kv_visible", "*i32", "locate stage1 run", "[total_q] int32, KV rows that each query row sees, or None: causal",
+        when="requests",
     ),
+    _argument(
+        "indices", "*i32", "stage1 run", "[total_q, {topk}] int32: rows of the pool that each query row sees; -1: none",
+        when="sparse",
+    ),
+    _argument(
+        "topk_lens", "*i32", "stage1 run", "[total_q] int32: entries of each list that count, or None: all",
+        when="sparse",
+    ),
+    _argument(
+        "attn_sink", "*fp32", "run", "[{heads}] fp32: a score of no value that each head sees, or None", when="sparse"
+    ),
+    _argument("attn_sink", "*fp32", "stage1", when="sparse direct"),
+    _argument("attn_sink", "*fp32", "stage2", when="sparse merged"),
     _argument("kv_scale", "*fp32", "stage1 run", "[1] fp32 or None: 1"),
     _argument("sm_scale", "fp32", "stage1 run"),
-    _argument("batch", "i32", "locate stage1", varies=True),
+    _argument("batch", "i32", "locate stage1", when="requests", varies=True),
     _argument("q_len", "i32", "locate stage1", when="heads", varies=True, given="max(1, total_q // batch)"),
     _argument("blocks", "i32", "stage1", when="queries", varies=True),
     _argument("total_q", "i32", "stage1", when="queries", varies=True),
@@ -110,6 +128,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("page_stride", "i32", "locate stage1", when="paged", varies=True, given="kv_indices.stride(0)"),
     _argument("total_q", "i32", "stage1", when="balanced", varies=True),
     _argument("programs", "i32", "stage1", when="balanced", varies=True),
+    _argument("zero", "i32", "stage1", when="opaque_zero", varies=True, given="0"),
     _argument(
         "out", "{out_type}", "stage2 run", "[total_q, {heads}, {latent}] {out}, contiguous; all of it is written",
         late=True,
@@ -127,28 +146,28 @@ ARGUMENTS: tuple[Argument, ...] = (
 )  # fmt: skip
 
 
-def arguments(place: str, features: Iterable[str]) -> list[Argument]:
+def arguments(where: str, features: Iterable[str]) -> list[Argument]:
     """The arguments of a signature, in order; `features`: what the kernel has."""
     have = frozenset(features)
-    found = [one for one in ARGUMENTS if place in one.places and one.when <= have]
-    if place == RUN:  # results behind the inputs
+    found = [one for one in ARGUMENTS if where in one.signatures and one.when <= have]
+    if where == RUN:  # results behind the inputs
         found.sort(key=lambda one: one.late)
     return found
 
 
-def signature(place: str, features: Iterable[str]) -> str:
+def signature(where: str, features: Iterable[str]) -> str:
     """The arguments as a `def` lists them."""
-    return ", ".join(one.name + (f"={one.default}" if one.default else "") for one in arguments(place, features))
+    return ", ".join(one.name + (f"={one.default}" if one.default else "") for one in arguments(where, features))
 
 
-def launched(place: str, features: Iterable[str], facts: Mapping[str, object]) -> str:
+def launched(where: str, features: Iterable[str], facts: Mapping[str, object]) -> str:
     """The arguments as `run` gives them to a kernel."""
-    return ", ".join(one.given.format_map(facts) or one.name for one in arguments(place, features))
+    return ", ".join(one.given.format_map(facts) or one.name for one in arguments(where, features))
 
 
-def varying(place: str, features: Iterable[str]) -> list[str]:
+def varying(where: str, features: Iterable[str]) -> list[str]:
     """Integers that differ from call to call and make no other binary."""
-    return [one.name for one in arguments(place, features) if one.varies]
+    return [one.name for one in arguments(where, features) if one.varies]
 
 
 def schema(features: Iterable[str]) -> str:

@@ -90,6 +90,15 @@ class Tiles:
         return row.view(kv.dtype)
 
 
+def refuse_misaligned(kv: torch.Tensor) -> None:
+    """ValueError for a pool that copies of 16 bytes cannot read."""
+    if kv.data_ptr() % ALIGNMENT:
+        raise ValueError(
+            f"kv begins {kv.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, where cp.async cannot read: "
+            "copy it, or let the pool begin where torch allocated it"
+        )
+
+
 def aligned(q: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     """`q`, or a copy if its address or strides do not allow copies of 16 bytes; its strides of rows and of heads."""
     rows, heads, _ = q.stride()

@@ -115,8 +115,8 @@ def _define(owner: Owner, namespace: str) -> None:
     def fake_decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         named |= dict(zip(NEW_NAMES, given, strict=False))
         _one_device(*named.values())
-        q, paged = named["q"], named.get("block_table") is not None or named.get("kv_indices") is not None
-        shape, dtype = dispatchers[0].result(q, named["kv"] if paged else None)
+        q = named["q"]
+        shape, dtype = dispatchers[0].result(**named)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
     def fake_decode_into(*given: object) -> None:
@@ -148,7 +148,7 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
     def mla_decode(
         q: Tensor,
         kv: Tensor,
-        qo_indptr: Tensor,
+        qo_indptr: Tensor | None = None,
         kv_indptr: Tensor | None = None,
         *,
         sm_scale: float,
@@ -167,12 +167,11 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
                 max_kv_len = validate.length(max_kv_len)
             if max_q_len is not None and type(max_q_len) is not int:
                 max_q_len = validate.query_length(max_q_len)
-            options: dict[str, Any] = {
-                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+            options: dict[str, Any] = {  # the one before the workspace is always given: inductor counts on it
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, "attn_sink": None, **tensors
             }  # fmt: skip
             if out is None and (workspace is not None or lse is not None):
-                paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None
-                shape, dtype = dispatchers[0].result(q, kv if paged else None)
+                shape, dtype = dispatchers[0].result(q, kv, **tensors)
                 out = q.new_empty(shape, dtype=dtype)
             if out is None:
                 out, lse = new(q, kv, qo_indptr, kv_indptr, **options)

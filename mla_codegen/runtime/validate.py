@@ -48,7 +48,8 @@ def arguments(
     **others: object,
 ) -> None:
     """TypeError for the first argument of a call that has a wrong type. `others` are tensors or None."""
-    tensors(q=q, kv=kv, qo_indptr=qo_indptr, **{f"{name}_": value for name, value in others.items()})
+    ranges = {"qo_indptr" if others.get("indices") is None else "qo_indptr_": qo_indptr}
+    tensors(q=q, kv=kv, **ranges, **{f"{name}_": value for name, value in others.items()})
     number("sm_scale", sm_scale)
     length(max_kv_len)
     query_length(max_q_len)
@@ -130,16 +131,21 @@ def query_length(value: object) -> int | None:
     return length(value, "max_q_len (q_seq_len)")
 
 
-def inputs(
-    build: Build, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
-) -> NoReturn:
-    """Raise what is wrong with the inputs of a call that failed the quick check."""
-    tensors(q=q, kv=kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
+def query(build: Build, q: torch.Tensor) -> None:
+    """Raise what is wrong with q."""
     if q.dtype is not build.q:
         raise TypeError(f"q is {q.dtype}; {build.spec} was built for {build.q}")
     if q.stride(2) != 1:
         raise ValueError(f"q has strides {q.stride()}; the last must be 1: call .contiguous() on it")
-    if kv.shape[-1] != q.shape[2]:
+
+
+def inputs(
+    build: Build, name: str, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
+) -> NoReturn:
+    """Raise what is wrong with the inputs of a call that failed the quick check. `name`: of the KV's type."""
+    tensors(q=q, kv=kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
+    query(build, q)
+    if kv.shape[-1] != build.widths[name]:
         raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
     if not kv.is_contiguous():
         raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")

@@ -10,7 +10,7 @@ import torch
 
 PAGE = 64
 HEADS, LATENT, ROPE = 4, 64, 32
-LENS = [70, 64, 1, 200]
+LENS = [70, 64, 2, 200]
 TRITON = """
 from peer_fakes import attend
 from vllm.platforms import current_platform
@@ -26,11 +26,14 @@ def decode_attention_fwd(q, k, v, out, lse, table, lens, scratch, splits, scale,
 
 
 def attend(q: Any, k: Any, v: Any, lens: Any, table: Any, sm_scale: float, k_scale: float = 1.0) -> torch.Tensor:
-    """q [batch, heads, row]; k, v in pages: [batch, heads, columns of v]."""
+    """q [query rows, heads, row], as many rows a request; k, v in pages; causal: [query rows, heads, columns of v]."""
     outs = []
-    for row, length, pages in zip(q.float(), lens.tolist(), table.long(), strict=True):
-        keys, values = (x[pages].flatten(0, 1)[:length, 0].float() * k_scale for x in (k, v))
-        outs.append(torch.softmax(row @ keys.T * sm_scale, -1) @ values)
+    requests = q.float().chunk(len(lens))
+    for rows, length, pages in zip(requests, lens.tolist(), table.long(), strict=True):
+        for token, row in enumerate(rows):
+            seen = length - len(rows) + 1 + token
+            keys, values = (x[pages].flatten(0, 1)[:seen, 0].float() * k_scale for x in (k, v))
+            outs.append(torch.softmax(row @ keys.T * sm_scale, -1) @ values)
     return torch.stack(outs).bfloat16()
 
 
@@ -43,10 +46,11 @@ def define() -> list[torch.library.Library]:
     )
 
     def dense_decode(q, kv, columns, lens, table, scale, causal, schedule, splits, out):
-        assert kv.shape[1:3] == (PAGE, 1) and not causal and out is None and (schedule is None) == (splits is None)
-        result = attend(q[:, 0], kv, kv[..., :columns], lens, table, scale)
+        assert kv.shape[1:3] == (PAGE, 1) and out is None and (schedule is None) == (splits is None)
+        assert causal == (q.shape[1] > 1)
+        result = attend(q.flatten(0, 1), kv, kv[..., :columns], lens, table, scale)
         schedule, splits = (torch.ones(1) if x is None else x.clone() for x in (schedule, splits))
-        return result.unsqueeze(1), torch.zeros(1), schedule, splits
+        return result.unflatten(0, q.shape[:2]), torch.zeros(1), schedule, splits
 
     dense.impl("dense_decode_fwd", dense_decode, "CPU")
     fp8 = torch.library.Library("_flashmla_extension_C", "DEF")
@@ -57,14 +61,15 @@ def define() -> list[torch.library.Library]:
     )
 
     def schedule_fp8(lens, rows, kv_heads):
-        assert rows == HEADS and kv_heads == 1
+        assert rows % HEADS == 0 and kv_heads == 1
         return [torch.full((1,), 7.0), torch.full((1,), 8.0)]
 
     def decode_fp8(q, kv, columns, lens, table, scale, causal, schedule, splits, q_scale, k_scale):
         assert (float(schedule), float(splits)) == (7.0, 8.0)
         assert q.dtype == kv.dtype == torch.float8_e4m3fn and q_scale.shape == k_scale.shape == (1,)
-        result = attend(q[:, 0].float() * q_scale, kv, kv[..., :columns], lens, table, scale, float(k_scale))
-        return [result.unsqueeze(1), torch.zeros(1)]
+        assert causal == (q.shape[1] > 1)
+        result = attend(q.flatten(0, 1).float() * q_scale, kv, kv[..., :columns], lens, table, scale, float(k_scale))
+        return [result.unflatten(0, q.shape[:2]), torch.zeros(1)]
 
     fp8.impl("get_mla_decoding_metadata_dense_fp8", schedule_fp8, "CPU")
     fp8.impl("fwd_kvcache_mla_fp8", decode_fp8, "CPU")
@@ -83,12 +88,13 @@ def define() -> list[torch.library.Library]:
     )
 
     def schedule_fa3(batch, q_len, kv_len, heads, kv_heads, dim, dim_v, *rest):
-        assert (batch, q_len, kv_len, heads, kv_heads, dim, dim_v) == (len(LENS), 1, max(LENS), HEADS, 1, ROPE, LATENT)
-        return torch.full((1,), 9.0)
+        assert (batch, kv_len, heads, kv_heads, dim, dim_v) == (len(LENS), max(LENS), HEADS, 1, ROPE, LATENT)
+        return torch.tensor([9.0, q_len])
 
     def decode_fa3(q, k, v, a, b, q_v, out, starts, c, d, e, lens, q_len, kv_len, table, *rest):
         scale, schedule = rest[8], rest[14]
-        assert float(schedule) == 9.0 and (q_len, kv_len) == (1, max(LENS)) and starts.tolist() == [0, 1, 2, 3, 4]
+        assert schedule.tolist() == [9.0, q_len] and kv_len == max(LENS) and rest[9] == (q_len > 1)
+        assert starts.tolist() == [q_len * request for request in range(5)]
         return [attend(torch.cat([q_v, q], -1), torch.cat([v, k], -1), v, lens, table, scale), torch.zeros(1)]
 
     fa3.impl("get_scheduler_metadata", schedule_fa3, "CPU")

@@ -26,8 +26,8 @@ CPU = torch.device("cpu")
 NAMES = {(peer.name, kv): peer for peer in PEERS for kv in peer.prepare}
 
 
-def work(kv: str, batch: int = len(LENS), kv_len: int = 64) -> Workload:
-    return Workload(HEADS, LATENT, ROPE, "bf16", "bf16", kv, batch, kv_len)
+def work(kv: str, batch: int = len(LENS), kv_len: int = 64, q_len: int = 1) -> Workload:
+    return Workload(HEADS, LATENT, ROPE, "bf16", "bf16", kv, batch, kv_len, q_len)
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +75,15 @@ def test_full_pages_are_not_copied() -> None:
     assert pages.kv.data_ptr() == case.kv.data_ptr() and pages.table.tolist() == [[0, 1], [2, 0]]
 
 
+@pytest.mark.parametrize("q_len", [1, 2])
 @pytest.mark.parametrize("name,kv", NAMES)
-def test_each_adapter_gives_its_peer_what_attention_needs(loaded: Path, name: str, kv: str) -> None:
+def test_each_adapter_gives_its_peer_what_attention_needs(loaded: Path, name: str, kv: str, q_len: int) -> None:
     peer = NAMES[name, kv]
-    case = make_inputs(work(kv), CPU, 0, LENS)
+    case = make_inputs(work(kv, q_len=q_len), CPU, 0, LENS)
+    if q_len > 1 and name == "vLLM Triton":
+        with pytest.raises(Missing, match="one query token a request"):
+            prepare(peer, loaded, kv, case, paged(case), LATENT)
+        return
     want, _ = reference(case, LATENT)
     call = prepare(peer, loaded, kv, case, paged(case), LATENT)
     for _ in range(2):  # what the first call made is kept
@@ -201,6 +206,7 @@ def test_what_is_asked() -> None:
     assert min(uneven.lens) >= 1 and len(uneven.lens) == 64 and not equal.lens
     assert sum(uneven.lens) == equal.workload.batch * equal.workload.kv_len
     assert uneven.workload.kv_bytes == equal.workload.kv_bytes
+    assert peers.jobs(plan, ["8x4x64"], False, "bf16", 0)[0].workload.q_len == 4
     more = peers.jobs(plan, ["1x3000"], True, "fp8_e4m3fn", 0)
     assert len({job.shape for job in more}) == len(more) == 21  # 512x131072 is too large
 
@@ -232,7 +238,8 @@ def test_other_numbers_of_heads(heads: int, families: set[str]) -> None:
 
 
 def test_shapes_on_the_command_line() -> None:
-    assert peers.shape("64x8192") == "64x8192" and peers.shape("ragged") == "ragged"
+    for given in ("64x8192", "64x4x8192", "ragged"):
+        assert peers.shape(given) == given
     with pytest.raises(peers.argparse.ArgumentTypeError, match="write BATCHxKV_LEN"):
         peers.shape("64*8192")
 

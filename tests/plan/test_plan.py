@@ -6,6 +6,7 @@ import pytest
 from builds import plan_of, spec_of
 
 from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.plan.families.triton import Triton
 from mla_codegen.plan.resolve import KernelPlan, PlanError
 from mla_codegen.runtime.splits import choose_splits
 
@@ -169,6 +170,18 @@ def test_shared_memory_over_the_limit(target: str, limit: int) -> None:
     assert taken.shared_bytes <= limit
 
 
+def test_what_a_family_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Triton, "takes", Triton.takes - {"fast_rcp"})
+    defaults = {"family": "triton", "column_blocks": 2, "optimizations": ["exp2", "fast_rcp"]}
+    with pytest.raises(PlanError) as error:
+        plan_of(spec_of("sm_90", dtypes={"kv": ["bf16"]}, defaults=defaults))
+    said = {problem.what: problem.loc for problem in error.value.problems}
+    assert said == {
+        "the family triton has no fast_rcp": ("defaults", "optimizations"),
+        "the family triton has no column_blocks": ("defaults", "column_blocks"),
+    }
+
+
 def test_a_problem_of_a_shape_is_placed_there_and_said_once() -> None:
     shapes = [SHAPE, {"batch": 9, "kv_len": 64, "block_n": 256, "num_stages": 4}]
     with pytest.raises(PlanError) as error:
@@ -182,4 +195,4 @@ def test_every_target_plans_fp8_and_bf16(target: str) -> None:
     assert {k.target for k in plan.kernels} == {target}
     for found in plan.kernels:
         assert 0 < found.shared_bytes <= TARGETS[target].shared_bytes
-        assert found.places >= TARGETS[target].compute_units
+        assert found.concurrent >= TARGETS[target].compute_units
