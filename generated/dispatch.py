@@ -12,7 +12,7 @@ mi300: gfx942 (fp8_e4m3fn, bf16 KV)
 mi355x: gfx950 (fp8_e4m3fn, bf16 KV)
 portable: portable (fp8_e4m3fn, bf16 KV)
 portable_paged: portable (fp8_e4m3fn, bf16 KV in pages of 16 rows)
-portable_sparse: portable (fp8_ds_mla, bf16 KV by lists of 2048 rows)
+portable_sparse: portable (fp8_ds_mla KV by lists of 2048 rows)
 """
 
 from functools import partial

@@ -22,7 +22,7 @@ A column's reference is a maximum that moves only when a score lies more than RI
 rescaled. The owner publishes its references, and whether one moved, with the weights; the other warpgroup follows.
 
 The ring has 2 tiles in three parts, left and right half and rope, each with barriers of its own: a warpgroup frees
-its half as soon as it has multiplied it. 218 KB of shared memory: one program an SM.
+its half as soon as it has multiplied it. 220 KB of shared memory: one program an SM.
 
 TMA reads whole tiles, so a program's last tiles may hold rows of the next request; they are zeroed before use, because
 the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.

@@ -23,7 +23,7 @@ A column's reference is a maximum that moves only when a score lies more than RI
 rescaled. The owner publishes its references, and whether one moved, with the weights; the other warpgroup follows.
 
 The ring has 2 tiles in three parts, left and right half and rope, each with barriers of its own: a warpgroup frees
-its half as soon as it has multiplied it. 218 KB of shared memory: one program an SM.
+its half as soon as it has multiplied it. 220 KB of shared memory: one program an SM.
 
 TMA reads whole tiles, so a program's last tiles may hold rows of the next request; they are zeroed before use, because
 the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
@@ -54,7 +54,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 HEADS = gl.constexpr(16)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
-SPLITS = gl.constexpr(10)
+SPLITS = gl.constexpr(16)
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
 BLOCK_H = gl.constexpr(64)  # columns of a program: query rows x heads of a request
 STAGES = gl.constexpr(2)  # tiles in the ring
@@ -70,7 +70,6 @@ RISE = gl.constexpr(8.0)  # a reference moves when a score is 2^RISE times as he
 ZEROED_ROWS = gl.constexpr(16)  # rows of a tile in registers at a time
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-ALL_SPLITS = gl.constexpr(16)  # splits, rounded up to a power of two
 COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that split a head's columns
 COLUMNS = gl.constexpr(256)  # columns of each
 
@@ -533,11 +532,9 @@ def stage2(partial, partial_lse, out, lse, out_layout):
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     gdc_wait()
     gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
-    split = tl.arange(0, ALL_SPLITS)
-    exists = split < SPLITS
-    part = at * SPLITS + split
-    parts_lse = tl.load(partial_lse + part, mask=exists, other=float("-inf"))
-    parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
+    part = at * SPLITS + tl.arange(0, SPLITS)
+    parts_lse = tl.load(partial_lse + part)
+    parts = tl.load(partial + part[:, None] * LATENT + columns[None, :])
     m = tl.max(parts_lse, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
     weights = tl.math.exp2(parts_lse - m)

@@ -49,7 +49,7 @@ GROUPS = gl.constexpr(4)
 SCALE_AT = gl.constexpr(128)  # where a record's scales begin, in fp32 numbers
 ROPE_AT = gl.constexpr(264)  # where its rope begins, in bf16 numbers
 TOPK = gl.constexpr(2048)  # entries of a query row's list
-SPLITS = gl.constexpr(32)
+SPLITS = gl.constexpr(16)
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
 BLOCK_H = gl.constexpr(16)  # heads of a program
 STAGES = gl.constexpr(2)  # tiles in the ring
@@ -63,8 +63,8 @@ WEIGHT_SHIFT = gl.constexpr(14.0)  # weights times scales reach 2^14, so that sm
 LOW = gl.constexpr(-3.0e38)  # maximum of no scores: finite, so that a tile without a row leaves it
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-COLUMN_BLOCKS = gl.constexpr(4)  # programs of stage 2 that split a head's columns
-COLUMNS = gl.constexpr(128)  # columns of each
+COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that split a head's columns
+COLUMNS = gl.constexpr(256)  # columns of each
 
 # Registers. The warps of S^T split the records, those of O^T the latent columns.
 SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))

@@ -13,23 +13,22 @@ TOPK = 2048  # entries of a query row's list of KV rows; None: not sparse
 Q = "bf16"
 OUT = "bf16"
 TRITON = None  # plain Triton, the same for every release
-KV = ("fp8_ds_mla", "bf16")  # in order of preference
+KV = ("fp8_ds_mla",)  # in order of preference
 BATCH_INVARIANT = False
 STRIDED = True  # its kernels take strides of pages and results
 
 # KV dtype -> query rows of a call -> KV rows of a request -> kernel
-SHAPES = {"fp8_ds_mla": {64: {2048: "fp8_ds_mla_b64_top2048"}}, "bf16": {64: {2048: "bf16_b64_top2048"}}}
+SHAPES = {"fp8_ds_mla": {64: {2048: "fp8_ds_mla_b64_top2048"}}}
 
 # KV dtype -> query tokens of a request, more than one -> requests of a call -> KV rows of a request -> kernel
-TOKEN_SHAPES = {"fp8_ds_mla": {}, "bf16": {}}
+TOKEN_SHAPES = {"fp8_ds_mla": {}}
 
 # KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
     "fp8_ds_mla": dict(
         direct="fp8_ds_mla_any_direct", split="fp8_ds_mla_any", units=128, resident=2, block_n=32, head_blocks=1
-    ),
-    "bf16": dict(direct="bf16_any_direct", split="bf16_any", units=128, resident=1, block_n=32, head_blocks=1),
+    )
 }
 
 # KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
-BLOCKS = {"fp8_ds_mla": {}, "bf16": {}}
+BLOCKS = {"fp8_ds_mla": {}}

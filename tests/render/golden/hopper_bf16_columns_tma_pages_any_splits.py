@@ -23,7 +23,7 @@ A column's reference is a maximum that moves only when a score lies more than RI
 rescaled. The owner publishes its references, and whether one moved, with the weights; the other warpgroup follows.
 
 The ring has 2 tiles in three parts, left and right half and rope, each with barriers of its own: a warpgroup frees
-its half as soon as it has multiplied it. 218 KB of shared memory: one program an SM.
+its half as soon as it has multiplied it. 220 KB of shared memory: one program an SM.
 
 A tile lies in one page; in place of one past the end the last one comes again.
 A program's last tiles may hold rows of others or slots that nobody wrote; they are zeroed before use, because the weight
