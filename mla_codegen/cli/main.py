@@ -32,6 +32,7 @@ from mla_codegen.cli.common import (
 )
 from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
+from mla_codegen.cli.report_page import report_page
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish import write
@@ -372,6 +373,7 @@ app.command()(inspect)
 app.command()(bench)
 app.command()(tune)
 app.command()(bundle)
+app.command(name="report")(report_page)
 
 
 @app.callback(invoke_without_command=True)

@@ -115,7 +115,10 @@ def page_sizes(where: str, target: str) -> list[int]:
     builds: list[Any] = [
         build
         for build in load(where).dispatch.DISPATCHER.builds
-        if build.page_size and not build.unfit(target) and (build.target in (target, "portable") or target == "cpu")
+        if build.page_size
+        and build.topk is None
+        and not build.unfit(target)
+        and (build.target in (target, "portable") or target == "cpu")
     ]
     builds.sort(key=lambda build: build.target == "portable")
     return list(dict.fromkeys(build.page_size for build in builds))

@@ -59,7 +59,9 @@ def unlike(build: Any, model: Model, page_size: int | None = None) -> list[str]:
         found.append(f"{name(build.q)} q and {name(build.out)} output")
     if name(model.kv) not in build.kv:
         found.append(f"{', '.join(build.kv)} KV")
-    if build.page_size is None:
+    if build.topk is not None:
+        found.append("sparse KV")
+    elif build.page_size is None:
         found.append("ragged KV")
     elif page_size not in (None, build.page_size):
         found.append(f"pages of {build.page_size}")

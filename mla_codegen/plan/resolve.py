@@ -42,6 +42,11 @@ class Plan:
     release: Release | None
     kernels: tuple[KernelPlan, ...]
 
+    @property
+    def strided(self) -> bool:
+        """All kernels take layouts other than the usual ones."""
+        return all(kernel.strided for kernel in self.kernels)
+
     def shaped(self, kv: str, q_len: int | None = None) -> list[KernelPlan]:
         """The kernels of the shapes; of those with so many query tokens a request, or of all."""
         return [k for k in self.kernels if k.kv == kv and k.batch is not None and q_len in (None, k.q_len)]
@@ -334,6 +339,7 @@ def _features(family: Family, dimensions: Dimensions, work: Work) -> frozenset[s
             "direct" if work.direct else "merged",
             "tiles" if family.tiles else "pointers",
             work.columns,
+            *(["strided"] if family.strided else []),
             *(["balanced"] if work.balanced else []),
             *(["any_splits"] if work.any_splits else []),
         }

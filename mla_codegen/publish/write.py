@@ -31,8 +31,9 @@ from mla_codegen.runtime.tables import VERSION
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
 RUNTIME = (
     "__init__.py", "arguments.py", "builds.py", "calls.py", "choice.py", "context_parallel.py", "debug.py",
-    "descriptors.py", "formats.py", "gluon.py", "interpreter.py", "launch.py", "op.py", "paged.py", "peer_memory.py",
-    "records.py", "scratch.py", "sparse.py", "splits.py", "tables.py", "validate.py", "warmup.py", "workspace.py",
+    "descriptors.py", "formats.py", "gluon.py", "interpreter.py", "launch.py", "layout.py", "merge.py", "op.py",
+    "paged.py", "peer_memory.py", "records.py", "scratch.py", "sparse.py", "splits.py", "tables.py", "validate.py",
+    "warmup.py", "workspace.py",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 # Where an argument stands.
 STAGE1, STAGE2, LOCATE, RUN, CALL = "stage1", "stage2", "locate", "run", "call"
+LAYOUT = "layout"  # type of an argument, see `Argument`
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Argument:
     """One argument, or one meaning of it.
 
     name      where several records share one, at most one of them fits a kernel
-    types     in signatures of kernels: `*i32`, `i32`, `fp32`; a name in braces is a field that the kernel fills in
+    types     in signatures of kernels: `*i32`, `i32`, `fp32`; a name in braces is a field that the kernel fills in;
+              `layout`: a tuple of numbers, or None for what is usual
     meaning   shape, dtype and what it stands for, as docstrings of `run` say it; empty: they don't
     signatures   that it belongs to
     when      what a kernel must have for it (`features`); empty: every kernel has it
@@ -64,6 +66,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _call("kv_indices", "Tensor? kv_indices=None"),
     _call("kv_lens", "Tensor? kv_lens=None"),
     _call("max_q_len", "SymInt? max_q_len=None"),
+    _call("base2", "bool base2=False"),
     _call("indices", "Tensor? indices=None"),
     _call("topk_lens", "Tensor? topk_lens=None"),
     _call("attn_sink", "Tensor? attn_sink=None"),
@@ -143,6 +146,17 @@ ARGUMENTS: tuple[Argument, ...] = (
         "workspace", "", "run", "contiguous memory for the scratch, aligned to 16 bytes; None: allocated",
         late=True, default="None",
     ),
+    _argument(
+        "kv_layout", LAYOUT, "stage1 run",
+        "(elements from page to page, entries from column to column of the table); None: contiguous",
+        when="paged strided", given="{kv_layout_given}", late=True, default="None",
+    ),
+    _argument("out_layout", LAYOUT, "stage1", when="direct strided"),
+    _argument(
+        "out_layout", LAYOUT, "stage2 run",
+        "(strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above",
+        when="strided", late=True, default="None",
+    ),
 )  # fmt: skip
 
 
@@ -157,7 +171,9 @@ def arguments(where: str, features: Iterable[str]) -> list[Argument]:
 
 def signature(where: str, features: Iterable[str]) -> str:
     """The arguments as a `def` lists them."""
-    return ", ".join(one.name + (f"={one.default}" if one.default else "") for one in arguments(where, features))
+    return ", ".join(
+        one.name + (f"={one.default}" if one.default and where == RUN else "") for one in arguments(where, features)
+    )
 
 
 def launched(where: str, features: Iterable[str], facts: Mapping[str, object]) -> str:

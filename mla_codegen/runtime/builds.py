@@ -53,6 +53,7 @@ class Build:
         self.topk: int | None = tables.TOPK
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
+        self.strided: bool = tables.STRIDED
         self.kv: tuple[str, ...] = tables.KV
         self.several: Build = self  # the build for calls of several query tokens a request
         self.for_several = not self.batch_invariant and not any(tables.SHAPES.values())

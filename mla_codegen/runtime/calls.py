@@ -11,6 +11,7 @@ import triton
 from . import debug, sparse, validate
 from .builds import INDEX, NAMES, Build, Layout, Lists, full_device, target_of, words_of
 from .launch import current_device
+from .layout import layout_of_kv, layout_of_results
 from .paged import Pages, guess_kv_len, page_size, pages_of
 from .sparse import Listed
 from .tables import refuse_other_versions
@@ -63,7 +64,7 @@ class Dispatcher:
             sm_scale, kv_len = config["sm_scale"], config.get("kv_seq_len")
             return self._decode(  # type: ignore[return-value]
                 build, q, kv, qo_indptr, kv_indptr, None, sm_scale, kv_scale, kv_len, config.get("q_seq_len"), None,
-                None, False, None, None,
+                None, False, None, None, False,
             )  # fmt: skip
         except Exception:
             validate.data(data)
@@ -90,6 +91,7 @@ class Dispatcher:
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
+        base2: bool = False,
         workspace: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Absorbed MLA decode of a ragged batch, its KV ragged too, in pages, or listed for each query row.
@@ -104,14 +106,16 @@ class Dispatcher:
         kv_visible   [total_q] int32: how many of its request's KV rows each query row sees, in place of the causal rule
         max_kv_len   KV rows of the longest request, if known; it only helps the choice
         max_q_len    query rows of the request that has most, if known, likewise
-        out          [total_q, heads, latent] contiguous, to write into
-        lse          [total_q, heads] fp32 contiguous, to write into
+        out          [total_q, heads, latent] to write into, strides of rows and heads any multiples of 16 bytes
+        lse          [total_q, heads] fp32 to write into, any strides: `[heads, total_q]` memory as its transpose
+        base2        the LSE is a logarithm to base 2, not a natural one
         workspace    contiguous memory of any type on q's device, from a multiple of 16 bytes on, `workspace_bytes` or
                      more of it: scratch for this call, so that it allocates none. It may hold anything, and does so
                      afterwards; calls that may run at the same time need one each
 
-        Paged KV: kv is [pages, page_size, latent + rope] or that with a 1 before the last, and, int32 or int64,
-        block_table  [batch, pages of the longest request or more], any row stride: the numbers of each request's pages
+        Paged KV: kv is [pages, page_size, latent + rope] or that with a 1 before the last; rows of a page lie side by
+        side, pages any multiple of 16 bytes apart, by TMA (Hopper kernels) of a row. And, int32 or int64,
+        block_table  [batch, pages of the longest request or more], any strides: the numbers of each request's pages
         kv_lens      [batch]: KV rows of each request
         or, instead of a table, what it lists one request after the other:
         kv_indices   [pages of all requests, or more]
@@ -124,8 +128,8 @@ class Dispatcher:
         attn_sink    [heads] fp32: a score that each head sees and that has no value: out is multiplied by
                      e^lse / (e^lse + e^sink), the LSE is what it is without
 
-        Returns out [total_q, heads, latent], with `return_lse` also the natural-log LSE [total_q, heads] fp32. A query
-        row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
+        Returns out [total_q, heads, latent], with `return_lse` also the LSE [total_q, heads] fp32, its natural
+        logarithm. A query row that sees nothing, or that belongs to no request, gives 0 and -inf. No device sync.
         """
         try:
             pages = None
@@ -136,7 +140,7 @@ class Dispatcher:
                 )  # fmt: skip
                 return self._decode(
                     self._build(q, Lists(indices.shape[-1])), q, kv, None, None, None, sm_scale, kv_scale, None, None,
-                    out, lse, return_lse, workspace, None, Listed(indices, topk_lens, attn_sink),
+                    out, lse, return_lse, workspace, None, base2, Listed(indices, topk_lens, attn_sink),
                 )  # fmt: skip
             if qo_indptr is None or topk_lens is not None or attn_sink is not None:
                 qo_indptr = sparse.without_lists(topk_lens, attn_sink, qo_indptr)
@@ -144,7 +148,7 @@ class Dispatcher:
                 pages = pages_of(q, kv, qo_indptr, kv_indptr, block_table, kv_indices, kv_lens)
             return self._decode(
                 self._build(q, pages and pages.size), q, kv, qo_indptr, kv_indptr, kv_visible, sm_scale, kv_scale,
-                max_kv_len, max_q_len, out, lse, return_lse, workspace, pages,
+                max_kv_len, max_q_len, out, lse, return_lse, workspace, pages, base2,
             )  # fmt: skip
         except Exception:  # whatever it met: arguments of a wrong type come first, the others were said in words
             validate.arguments(
@@ -257,11 +261,13 @@ class Dispatcher:
         return_lse: bool,
         workspace: torch.Tensor | None,
         pages: Pages | None,
+        base2: bool,
         lists: Listed | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         total_q, heads, _ = q.shape
         rows = kv.shape
         index = q.get_device()  # -1 off the GPU. A number is compared sooner than a torch.device
+        usual = kv.is_contiguous()
         if lists is not None:
             batch = total_q
         else:
@@ -282,7 +288,7 @@ class Dispatcher:
             q.dtype is not build.q
             or q.stride()[2] != 1
             or rows[-1] != build.widths[name]
-            or not kv.is_contiguous()
+            or (not usual and pages is None)
             or (len(rows) != 2 and pages is None and (len(rows) != 3 or rows[1] != 1))
             or kv.get_device() != index
             or qo_indptr.get_device() != index
@@ -317,6 +323,7 @@ class Dispatcher:
         ):
             validate.fits("kv_visible", kv_visible, torch.int32, (total_q,), q.device, to_write=False)
         shape = (total_q, heads, build.latent)
+        strided = base2
         if out is None:
             out = torch.empty(shape, dtype=build.out, device=q.device)
         elif (
@@ -326,7 +333,8 @@ class Dispatcher:
             or out.device != q.device
             or out.requires_grad
         ):
-            validate.fits("out", out, build.out, shape, q.device, to_write=True)
+            validate.strided("out", out, (build.out,), shape, q.device)
+            strided = True
         if lse is None:
             if return_lse:  # else it lies in the scratch
                 lse = torch.empty((total_q, heads), dtype=torch.float32, device=q.device)
@@ -337,7 +345,8 @@ class Dispatcher:
             or lse.device != q.device
             or lse.requires_grad
         ):
-            validate.fits("lse", lse, torch.float32, (total_q, heads), q.device, to_write=True)
+            validate.strided("lse", lse, (torch.float32,), (total_q, heads), q.device)
+            strided = True
         if workspace is not None and workspace.device != q.device:  # its size is the kernel's to say
             raise ValueError(f"workspace is on {workspace.device}, q on {q.device}")
         if total_q == 0 or batch == 0:
@@ -355,15 +364,20 @@ class Dispatcher:
         else:  # how many of the pool's rows are theirs nobody says
             where = (qo_indptr, pages.indptr, pages.indices, pages.lens, kv_visible)
             mean = guess_kv_len(pages, batch) if kv_len is None else kv_len
+        layouts: dict[str, Any] = {}
+        if pages is not None and (not usual or pages.column_step != 1):
+            layouts["kv_layout"] = layout_of_kv(build, kv, pages.column_step)
+        if strided:
+            layouts["out_layout"] = layout_of_results(build, out, lse, base2)
         chosen = self._chosen.get((build, name, total_q, mean, kv_len, batch, q_len))
         if chosen is None:
             chosen = self._remember(build, name, total_q, mean, kv_len, batch, q_len)
         run, splits = chosen
         if index >= 0 and index != current_device():
             with torch.cuda.device(index):
-                run(q, kv, *where, kv_scale, sm_scale, out, lse, *splits, workspace)
+                run(q, kv, *where, kv_scale, sm_scale, out, lse, *splits, workspace, **layouts)
         else:
-            run(q, kv, *where, kv_scale, sm_scale, out, lse, *splits, workspace)
+            run(q, kv, *where, kv_scale, sm_scale, out, lse, *splits, workspace, **layouts)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _remember(

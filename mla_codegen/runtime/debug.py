@@ -27,11 +27,11 @@ def watched(run: Run, page_size: int | None, on: tuple[str, ...], topk: int | No
     if not on:
         return run
 
-    def checked(*given: Any) -> None:
+    def checked(*given: Any, **layouts: Any) -> None:
         device = given[0].device.type
         if device in on and not (device == "cuda" and torch.cuda.is_current_stream_capturing()):
             check_lists(*given) if topk else check(page_size, *given)
-        run(*given)
+        run(*given, **layouts)
 
     return checked
 
@@ -138,12 +138,14 @@ def overlap(written: dict[str, torch.Tensor | None], read: dict[str, torch.Tenso
 
 
 def shared(written: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a contiguous tensor and another have a byte in common."""
-    if not written.nbytes or not other.numel():
+    """Whether two tensors have a byte in common."""
+    if not written.numel() or not other.numel():
         return False
-    begin = written.data_ptr()
-    first, size = _pieces(other)
-    return bool(((first < begin + written.nbytes) & (first + size > begin)).any())
+    begins, length = _pieces(written)
+    firsts, size = _pieces(other)
+    firsts = firsts.sort().values
+    last = torch.searchsorted(firsts, begins + length) - 1  # the last piece that begins before each one ends
+    return bool(((last >= 0) & (firsts[last.clamp(min=0)] + size > begins)).any())
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -13,7 +13,7 @@ from .splits import MAX_SPLITS, MAX_WAVES, choose_splits
 
 # Of what tables, kernels and this runtime say to one another: the names in the tables, the arguments of `run` and
 # `scratch`, what kernels import from here. It rises with every change after which older tables or kernels would fail.
-VERSION = 3
+VERSION = 4
 
 # Query rows that make a large grid of any merge: of heads in one block, and of more.
 MANY = (1024, 256)

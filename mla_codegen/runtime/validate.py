@@ -147,7 +147,7 @@ def inputs(
     query(build, q)
     if kv.shape[-1] != build.widths[name]:
         raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
-    if not kv.is_contiguous():
+    if not kv.is_contiguous() and build.page_size is None:
         raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
     if kv.dim() != 2 and build.page_size is None and (kv.dim() != 3 or kv.shape[1] != 1):
         raise ValueError(
@@ -174,7 +174,26 @@ def fits(
     if given.dtype is not dtype or given.shape != shape or not given.is_contiguous() or given.device != device:
         words = str(dtype).removeprefix("torch.")
         raise ValueError(f"{name} is {describe(given)}; it must be contiguous {words} {list(shape)} on {device}")
-    if to_write and given.requires_grad and torch.is_grad_enabled():
+    if to_write:
+        writable(name, given)
+
+
+def strided(
+    name: str, given: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], device: torch.device
+) -> None:
+    """Raise what is wrong with a tensor to write into that may have any strides; of three dimensions the last is 1."""
+    tensor(name, given)
+    apart = given.dim() != 3 or given.stride(2) == 1
+    if given.dtype not in dtypes or given.shape != shape or given.device != device or not apart:
+        words = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+        last = ", the last stride 1" if len(shape) == 3 else ""
+        raise ValueError(f"{name} is {describe(given)}; it must be {words} {list(shape)} on {device}{last}")
+    writable(name, given)
+
+
+def writable(name: str, given: torch.Tensor) -> None:
+    """Raise what is wrong with a tensor to write into that has the right form."""
+    if given.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name} requires grad, and what a kernel writes has none (decode only): give a tensor that does not, or "
             "call under torch.no_grad()"

@@ -23,13 +23,17 @@ PAGED = {"layout": "paged", "page_size": 16}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Builds for 16 heads: portable in pages of 16 rows and ragged, sm_90 in pages of 64 rows."""
+    """Builds for 16 heads: portable in pages of 16 rows, ragged and sparse, sm_90 in pages of 64 rows."""
     where = tmp_path_factory.mktemp("engines") / "some.place" / "kernels"
-    shapes = [{"batch": 4, "kv_len": 1024}, {"batch": 4, "q_len": 2, "kv_len": 4096}]
+    shapes = [{"batch": 4, "kv_len": 1024, "splits": 2}, {"batch": 4, "q_len": 2, "kv_len": 4096}]
+    bf16 = {"kv": ["bf16"]}
     plans = [
-        plan_of(spec_of(kv=PAGED, shapes=shapes), "paged.yaml"),
-        plan_of(spec_of(), "ragged.yaml"),
-        plan_of({"target": "sm_90", "kv": {**PAGED, "page_size": 64}, "shapes": shapes[:1]}, "hopper.yaml"),
+        plan_of(spec_of(kv=PAGED, shapes=shapes, dtypes=bf16), "paged.yaml"),
+        plan_of(spec_of(shapes=shapes[:1], dtypes=bf16), "ragged.yaml"),
+        plan_of(spec_of(kv={"layout": "sparse", "topk": 64}, shapes=[{"batch": 4}], dtypes=bf16), "sparse.yaml"),
+        plan_of(
+            {"target": "sm_90", "kv": {**PAGED, "page_size": 64}, "shapes": shapes[:1], "dtypes": bf16}, "hopper.yaml"
+        ),
     ]
     build(plans, where)
     return str(where)
@@ -83,7 +87,7 @@ def test_the_length_of_captured_calls(built: str) -> None:
         ({"heads": 128}, None, "16 heads"),
         ({"latent": 256}, None, "KV rows of 512+64"),
         ({"dtype": torch.float16}, None, "bf16 q and bf16 output"),
-        ({"kv": torch.float8_e4m3fnuz}, None, "fp8_e4m3fn, bf16 KV"),
+        ({"kv": torch.float8_e4m3fnuz}, None, "bf16 KV"),
         ({"batch_invariant": True}, None, "not batch-invariant"),
         ({}, 32, "pages of 16"),
     ],
@@ -96,6 +100,7 @@ def test_a_refusal_names_what_does_not_fit(built: str, changes: dict[str, Any], 
     assert f"no kernels in {built} for {model}" in text
     assert re.search(rf"\(paged.yaml\): {re.escape(words)}\n", text)
     assert re.search(r"\(ragged.yaml\): .*ragged KV", text)
+    assert re.search(r"\(sparse.yaml\): .*sparse KV", text)
     assert re.search(r"\(hopper.yaml\): its kernels are Gluon", text)
     assert ("Give the engine a block size of 16; or" in text) == (page is not None)
     assert text.endswith(spec(model, page or 64))

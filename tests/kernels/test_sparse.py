@@ -3,6 +3,7 @@
 `in_lists` deals the rows to a pool in random order, fills the rest of it with NaN, and the lists with -1 in places.
 """
 
+import importlib
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from harness import EXACT, LSE_EXACT, Builder, Got, Kernels, check, make_spec
 
 from mla_codegen.check.reference import Case, SparseCase, in_lists, make_case
+from mla_codegen.measure.workload import Truth, kv_arguments, make_inputs, workload_of
 
 TOPK, PAGE = 70, 16
-FORMS = {"bf16": 32, "fp8_e4m3fn": 32, "fp8_ds_mla": 32, "fp8_ds_v4": 0}  # and their rope columns
+FORMS = {"bf16": 32, "fp8_e4m3fn": 32, "fp8_ds_mla": 32, "mxfp4_ds_mla": 32, "fp8_ds_v4": 0}  # and their rope columns
 OPTIONS = ["exp2", "direct_out", "packed_fp8"]
 LENS = [0, 1, 33, 70, 32]
 
@@ -73,35 +75,65 @@ def test_tiles_without_a_row(build: Builder, kv: str) -> None:
         check((out.cpu(), lse.cpu()), case.ragged)
 
 
-@pytest.mark.parametrize("kv", ["bf16", "fp8_ds_mla", "fp8_ds_v4"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8_ds_mla", "mxfp4_ds_mla", "fp8_ds_v4"])
 def test_nan_reaches_those_that_name_it(build: Builder, kv: str) -> None:
     kernels = built(build, kv)
     case = in_lists(a_case(kv, [9, 40]).to(kernels.device), TOPK, PAGE)
     named = int(case.indices[1][case.indices[1] >= 0][3])
     first = case.kv[named // PAGE] if kv == "fp8_ds_v4" else case.kv.view(-1, case.kv.shape[-1])[named]
-    at = named % PAGE * 192 if kv == "fp8_ds_v4" else 0  # a page's rows come before its scales
-    first.view(torch.uint8).view(-1)[at : at + 2] = 0x7F if kv != "bf16" else 0xFF
+    # a page's rows come before its scales; fp4 has no NaN, but its scales have
+    at = named % PAGE * 192 if kv == "fp8_ds_v4" else 64 if kv == "mxfp4_ds_mla" else 0
+    first.view(torch.uint8).view(-1)[at : at + 2] = 0x7F if kv.startswith("fp8") else 0xFF
     out, lse = decode(kernels, case)
     assert torch.isnan(out[1]).all() and torch.isnan(lse[1]).all()
     assert torch.isfinite(out[0]).all() and torch.isfinite(lse[0]).all()
 
 
+@pytest.mark.parametrize("kv", ["fp8_ds_mla", "mxfp4_ds_mla"])
 @pytest.mark.parametrize("paged", [None, 16, 32])
-def test_records_of_requests(build: Builder, paged: int | None) -> None:
-    """One cache for sparse and dense calls: `fp8_ds_mla` ragged, and in pages smaller and larger than a tile."""
+def test_records_of_requests(build: Builder, paged: int | None, kv: str) -> None:
+    """One cache for sparse and dense calls: records ragged, and in pages smaller and larger than a tile."""
     from pages import run
 
     from mla_codegen.check.reference import in_pages
 
-    spec = make_spec(kv=["fp8_ds_mla"], optimizations=[*OPTIONS, "peeled_tail"], heads=20, latent=256, rope=32)
+    spec = make_spec(kv=[kv], optimizations=[*OPTIONS, "peeled_tail"], heads=20, latent=256, rope=32)
     kernels = build(spec | ({"kv": {"layout": "paged", "page_size": paged}} if paged else {}))
-    case = make_case([40, 0, 3], q_lens=[2, 1, 3], heads=20, latent=256, rope=32, kv_dtype="fp8_ds_mla")
+    case = make_case([40, 0, 3], q_lens=[2, 1, 3], heads=20, latent=256, rope=32, kv_dtype=kv)
     if paged is None:
         got = kernels.decode(case)
     else:
-        kernel = kernels.plan.general("fp8_ds_mla")[1]
+        kernel = kernels.plan.general(kv)[1]
         got = run(kernels.module(kernel.name), kernel, in_pages(case, paged).to(kernels.device), "list", 2)
     check(got, case, bound=EXACT, lse_bound=LSE_EXACT)
+
+
+def test_operators_and_warmup(build: Builder) -> None:
+    """The calls as operators, with their fake implementations; each kind of sparse call ahead of the first."""
+    kernels = built(build, "fp8_ds_mla")
+    package = kernels.dispatcher.builds[0].package.rsplit(".", 1)[0]
+    module, dispatch = (importlib.import_module(f"{package}.{name}") for name in ("op", "dispatch"))
+    case = in_lists(a_case("fp8_ds_mla").to(kernels.device), TOPK, PAGE)
+    given = {"indices": case.indices, "topk_lens": case.topk_lens, "attn_sink": torch.zeros(4, device=kernels.device)}
+    want = decode(kernels, case, attn_sink=given["attn_sink"])
+    got = module.mla_decode(case.ragged.q, case.kv, sm_scale=case.ragged.sm_scale, return_lse=True, **given)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(got, want, strict=True))
+    arguments = (case.ragged.q, case.kv, None, None, case.ragged.sm_scale)
+    torch.library.opcheck(module.operators.mla_decode.default, arguments, given)
+    calls = dispatch.warmup(kernels.device, visible=(False, True), sinks=(False, True), progress=None)
+    assert calls == 3 * 2 * 2
+
+
+def test_what_bench_and_tune_run(build: Builder) -> None:
+    """Their inputs: a pool and lists, of records too; and their truth."""
+    for kv in ("fp8_ds_mla", "fp8_ds_v4"):
+        kernels = built(build, kv)
+        workload = workload_of(kernels.plan, kv, 3, TOPK)
+        case = make_inputs(workload, kernels.device, 0)
+        lists = kv_arguments(case, kernels.dispatcher.builds[0])
+        out = kernels.dispatcher.mla_decode(case.q, sm_scale=case.sm_scale, max_kv_len=TOPK, max_q_len=1, **lists)
+        assert Truth(case, workload.latent).error(out) <= EXACT
+        assert workload.kv_bytes == 3 * TOPK * kernels.dispatcher.builds[0].widths[kv]
 
 
 def test_batch_invariant(build: Builder) -> None:

@@ -1,4 +1,4 @@
-"""Sparse KV in the Hopper family, in the emulator: blocks of 8, 16 and 64 heads, full and not, and faults that must show."""
+"""Sparse KV in the Hopper family, in the emulator: blocks of 8, 16 and 64 heads, and faults that must show."""
 
 from pathlib import Path
 from typing import Any

@@ -66,7 +66,7 @@ def test_opcheck(package: SimpleNamespace, device: str, kv: str) -> None:
     torch.library.opcheck(package.ops.mla_decode_into.default, arguments)
     workspace = torch.zeros(4096, dtype=torch.float32, device=device)  # zeros: opcheck compares, and NaN is not NaN
     torch.library.opcheck(
-        package.ops.mla_decode_into.default, (*arguments, None, None, None, 2, None, None, None, workspace)
+        package.ops.mla_decode_into.default, (*arguments, None, None, None, 2, False, None, None, None, workspace)
     )
 
 

@@ -25,6 +25,7 @@ class Family(ABC):
     balances  it has kernels whose programs partition the tiles of all query rows
     packs     it has kernels whose blocks of columns take several query tokens of a request
     tiles     KV comes by TMA: stage 1 takes descriptors instead of a pointer
+    strided   its kernels take layouts other than the usual ones: pages apart, strided results, LSE to base 2
     takes     optimisations that its kernels have if a spec says so; always: those that they have in any case;
               never: those that they lack, with the reason. Any other is an error in a spec
     settings  settings of a spec that concern it alone
@@ -36,6 +37,7 @@ class Family(ABC):
     balances: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     tiles: ClassVar[bool] = False
+    strided: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = frozenset()
     always: ClassVar[frozenset[str]] = frozenset()
     never: ClassVar[Mapping[str, str]] = {}
@@ -104,4 +106,4 @@ class Family(ABC):
 
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """What the records of its arguments leave open: type of the KV and how `run` gives it."""
-        return {"kv_type": ELEMENTS[request.kv].pointer, "kv_given": "kv", "aligned": ""}
+        return {"kv_type": ELEMENTS[request.kv].pointer, "kv_given": "kv", "kv_layout_given": "", "aligned": ""}

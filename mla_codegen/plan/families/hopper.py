@@ -49,6 +49,13 @@ def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_st
     return (64 + num_stages * block_n) * request.row * 2 + vectors + 15 * 8 + 2048
 
 
+def _shared_bytes_fp8_columns(request: Request, width: int, block_n: int, num_stages: int) -> int:
+    """q as two fp8 numbers, the ring, weights that the rope part does not hold, vectors and flags, barriers, scratch."""
+    weights = 2 * 64 * 32 * 2  # of 64 columns, the other half lies where the rope part of its tile was
+    vectors, barriers, scratch = (2 * 2 + 3) * width * 4 + 2 * 4 * 4, 8 * (2 * num_stages + 7), 256
+    return width * request.row * 2 + num_stages * block_n * request.row_bytes + weights + vectors + barriers + scratch
+
+
 @dataclass(frozen=True)
 class Kind:
     """The kernels for blocks of so many columns.
@@ -56,11 +63,11 @@ class Kind:
     folder       of their templates, under templates/hopper
     warps        KV rows of a tile -> warps of the launch; the first number of rows is the usual one
     stages       tiles in the ring as a rule; most_stages: None: as many as shared memory holds
-    ropes        rope dims that they serve
+    latents, ropes   latent and rope dims that they serve
     shared       bytes of shared memory of stage 1: of a request, KV rows of a tile, warps, stages
     packs        a block may take several query tokens
     one_a_sm     one program fills an SM
-    halves       TMA brings the latent columns of a tile in two parts, each with barriers of its own
+    parts        TMA brings tiles by parts; halves: of the latent columns, too, each with barriers of its own
     row_time     time of a KV row, in times that of 16 columns: measured at 64 x 8192 on an H200
     """
 
@@ -70,9 +77,11 @@ class Kind:
     row_time: float = 1.0
     stages: int = 2
     most_stages: int | None = None
+    latents: tuple[int, ...] = LATENTS
     ropes: tuple[int, ...] = ROPES
     packs: bool = True
     one_a_sm: bool = True
+    parts: bool = True
     halves: bool = False
 
     @property
@@ -87,18 +96,26 @@ class Kind:
 
 # Columns of a block -> the kind, for bf16 and for fp8 KV.
 BF16_KINDS = {
-    16: Kind("bf16", WARPS_OF_TILE, _shared_bytes_16, packs=False, one_a_sm=False),
+    16: Kind("bf16", WARPS_OF_TILE, _shared_bytes_16, packs=False, one_a_sm=False, parts=False),
     64: Kind("bf16_columns", {64: 4}, _shared_bytes_bf16_64, 1.05, most_stages=2, ropes=(64,), halves=True),
 }
 FP8_KINDS = {
-    16: Kind("fp8", WARPS_OF_TILE, _shared_bytes_16, packs=False, one_a_sm=False),
-}
+    16: Kind("fp8", WARPS_OF_TILE, _shared_bytes_16, packs=False, one_a_sm=False, parts=False),
+    32: Kind(
+        "fp8_columns", {64: 4}, lambda r, n, _, stages: _shared_bytes_fp8_columns(r, 32, n, stages),
+        1.1, stages=5, latents=(256, 512), ropes=(64,),
+    ),
+    64: Kind(
+        "fp8_columns", {64: 4}, lambda r, n, _, stages: _shared_bytes_fp8_columns(r, 64, n, stages),
+        1.6, stages=4, latents=(256, 512), ropes=(64,),
+    ),
+}  # fmt: skip
 
 
 def kinds_of(request: Request) -> dict[int, Kind]:
     """The kinds that serve a request's KV, by the columns of a block."""
     kinds = FP8_KINDS if request.format.fp8 else BF16_KINDS
-    return {width: kind for width, kind in kinds.items() if request.rope in kind.ropes}
+    return {width: kind for width, kind in kinds.items() if request.latent in kind.latents and request.rope in kind.ropes}
 
 
 def _width(request: Request) -> int:
@@ -120,14 +137,15 @@ class Details:
     kind           folder of templates; rows: how TMA brings tiles: ragged, pages, boxes
     bits           of a KV element; swizzle_latent, swizzle_rope: bytes over which TMA swizzles each part
     tile_bytes     of a KV tile; boxes: that TMA brings it in, box_rows: rows of each
-    halves         TMA brings the latent columns in two parts, each with barriers of its own
+    parts          TMA brings tiles by parts; halves: of the latent columns, too, each with barriers of its own
     shares_sm      two programs fit an SM
     programs       of stage 1 that the device runs at once, of one head block
     merge_programs programs of stage 2 that the device runs at once
     rows_of_thread query rows that a thread of a balanced kernel looks at
     half_latent    words of two latent columns; half_words: words of half the columns, if they have 16 bits
     half_bytes     of half the latent columns of a tile; rope_bytes: of its rope columns
-    high_low_columns   of q as two fp8 numbers
+    high_low_columns   of q as two fp8 numbers; interleaves_q: these are the rows of one operand, 8 by 8
+    q_chunks       parts of a row of 64 elements
     """
 
     compute: str
@@ -141,6 +159,7 @@ class Details:
     tile_bytes: int
     boxes: int
     box_rows: int
+    parts: bool
     halves: bool
     shared_kb: int
     shares_sm: bool
@@ -153,6 +172,9 @@ class Details:
     half_bytes: int
     rope_bytes: int
     high_low_columns: int
+    interleaves_q: bool
+    q_chunks: int
+    splits_q: bool
     reads_infinity: ClassVar[bool] = True  # LOWEST is the kernel's own
 
     @property
@@ -166,7 +188,7 @@ class Details:
 
     @property
     def splits_pairs(self) -> bool:
-        return self.kind == "fp8"
+        return self.kind in ("fp8", "fp8_columns")
 
     @property
     def rows_file(self) -> str:
@@ -212,6 +234,7 @@ class Hopper(Family):
     balances = True
     packs = True
     tiles = True
+    strided = True
     always = frozenset({"exp2", "direct_out", "packed_fp8"})
     never: ClassVar = {
         "fast_rcp": "it divides once a head and split, after the loop",
@@ -222,7 +245,7 @@ class Hopper(Family):
     settings = frozenset({"column_blocks"})
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256),
-        "block_h": (16, 64),
+        "block_h": (16, 32, 64),
         "block_n": (64, 128),
         "num_warps": (4, 8),
         "num_stages": (1, 2, 3, 4, 5, 6),
@@ -316,6 +339,7 @@ class Hopper(Family):
             tile_bytes=numbers.block_n * request.row_bytes,
             boxes=numbers.block_n // box_rows,
             box_rows=box_rows,
+            parts=kind.parts,
             halves=kind.halves,
             shared_kb=round(numbers.shared_bytes / 1024),
             shares_sm=numbers.resident == 2,
@@ -328,6 +352,9 @@ class Hopper(Family):
             half_bytes=numbers.block_n * request.latent // 2 * element.bytes,
             rope_bytes=numbers.block_n * request.rope * element.bytes,
             high_low_columns=2 * numbers.block_h,
+            interleaves_q=numbers.block_h == 32,
+            q_chunks=request.row // 64,
+            splits_q=True,
         )
 
     def merge(self, request: Request, work: Work) -> Merge:
@@ -349,7 +376,8 @@ class Hopper(Family):
         """The types of the TMA descriptors."""
         latent = request.latent // 2 if details.halves else request.latent
         parts = (("latent", latent, details.swizzle_latent), ("rope", request.rope, details.swizzle_rope))
-        return {"aligned": ", aligned to 16 bytes"} | {
+        rows = "kv_layout and (kv_layout[0] // (LATENT.value + ROPE.value), kv_layout[1])"  # from page to page
+        return {"aligned": ", aligned to 16 bytes", "kv_layout_given": rows} | {
             f"kv_{part}": f"tensordesc<{request.format.element.mangled}[{details.box_rows}, {columns}],"
             f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={details.bits}, rank=2)>"
             for part, columns, swizzle in parts

@@ -20,7 +20,7 @@ BLOCK_N, STRIP, GATHERING = 64, 16, 4
 GATHERING_REGISTERS = 56  # of a thread that gathers
 STAGES = {8: 2, 16: 2, 64: 3}
 REGISTERS = {8: 128, 16: 128, 64: 168}  # of a thread, so that two programs fit an SM, or one of 12 warps
-SECOND_REGISTERS, PRODUCTS_IN_FLIGHT = 224, 2
+SECOND_REGISTERS, PRODUCTS_IN_FLIGHT = 224, 0
 WEIGHT_SHIFTS = {8: 14.0, 16: 14.0, 64: 6.0}
 PHASES = {8: 1, 16: 2}  # of the weights' swizzle
 
@@ -143,6 +143,7 @@ class HopperSparse(Hopper):
     name = "hopper_sparse"
     balances = False
     tiles = False
+    strided = False
     always = frozenset({"exp2", "direct_out"})
     never: ClassVar = {
         "fast_rcp": "it divides once a head and split, after the loop",

@@ -76,6 +76,7 @@ def _stage(
     turn_rows: int | None = None,
 ) -> Stage:
     known = arguments.arguments(name, kernel.features)
+    constants = {**dict.fromkeys(one.name for one in known if one.types == arguments.LAYOUT), **constants}
     signature = {one.name: one.types.format_map(kernel.facts) for one in known if one.name not in constants}
     unaligned = frozenset(one.name for one in known if one.varies or one.types == "fp32")  # not q's strides
     return Stage(name, signature, options, constants, unaligned, pools, turn_rows)

@@ -7,14 +7,14 @@ from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import Stage, options_of, stage1, stage2
-from mla_codegen.runtime.formats import ELEMENTS
+from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
 from mla_codegen.spec.errors import Problem
 
 LN2 = 0.6931471805599453
 # What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
 # f16, and every number below has few enough digits to stay exact.
 KEY_FACTOR = 36864.0
-DECODED = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "fp8_ds_v4")  # KV that `_decode` knows
+DECODED = tuple(KV_FORMATS)  # KV that `_decode` knows
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -41,7 +41,7 @@ class Details:
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     groups         numbers of a record's groups of columns, which share a scale; group: columns of each
-    fp8_columns    columns of a record that are fp8; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
+    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
                    row has of its first part, of what it has of its second
     number         step of templates/steps that makes a number of a record's byte; byte_factor: what its 1.0 stands for
     q_types        types that parts of q are cast to, where they differ
@@ -74,6 +74,7 @@ class Details:
     groups: tuple[int, ...] = ()
     group: int = 0
     fp8_columns: int = 0
+    code_bytes: int = 0
     page_bytes: int = 0
     row_bytes: int = 0
     scale_bytes: int = 0
@@ -110,7 +111,7 @@ class Details:
     @property
     def rope_at(self) -> int:
         """Where a record's rope columns begin."""
-        return self.fp8_columns + self.scale_bytes
+        return self.code_bytes + self.scale_bytes
 
     @property
     def decodes_by_shifts(self) -> bool:
@@ -247,12 +248,14 @@ def _decode(request: Request) -> Details:
 
 
 def _record(request: Request) -> Details:
-    """Records of fp8 columns in groups that have a scale each, and bf16 columns."""
+    """Records of fp8 or fp4 columns in groups that have a scale each, and bf16 columns."""
     form, target = request.format, request.target
     parts: dict[str, Any] = {
         "group": form.group, "fp8_columns": request.latent - form.tail, "scale_bytes": form.scale_bytes(request.latent),
-        "row_bytes": request.row_bytes,
+        "row_bytes": request.row_bytes, "code_bytes": form.code_bytes(request.latent),
     }  # fmt: skip
+    if form.bits == 4:  # here too
+        return Details("fours", "bf16", request.kv, "uint8", q_parts=("q_even", "q_odd", "q_rope"), **parts)
     if form.tail:  # scales are powers of two: bf16 holds what they make of fp8
         converts = "fp8_e4m3fn" in target.fp8_convert
         parts |= {
@@ -278,6 +281,7 @@ class Triton(Family):
 
     name = "triton"
     packs = True
+    strided = True
     takes = frozenset(OPTIMIZATIONS)
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
@@ -370,8 +374,10 @@ class Triton(Family):
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """Rows are read as words or as the format that they are taken for."""
         element = ELEMENTS[details.word]
+        words = "kv_layout and (kv_layout[0] // WORD.value, kv_layout[1])"
         return {
             "kv_type": element.pointer,
             "kv_given": "kv.view(KV_DTYPE)" if details.viewed else "kv",
+            "kv_layout_given": words if details.row_words < request.row else "",
             "aligned": "",
         }
