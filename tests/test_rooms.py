@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mla_codegen"
 # Lowest first: a room imports itself and rooms before it.
-ORDER = ("runtime", "catalog", "spec", "plan", "render", "publish", "inspect", "check", "measure", "cli")
+ORDER = ("runtime", "catalog", "engines", "spec", "plan", "render", "publish", "inspect", "check", "measure", "cli")
 
 
 def imports(path: Path) -> set[str]:

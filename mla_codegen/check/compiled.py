@@ -100,11 +100,11 @@ def verify_kernel(job: CompiledJob) -> Result:
         for number, (what, case, splits, ways) in enumerate(by_layout(kernel, cases, "cpu", job.seed)):
             with sessions[0].of(module):
                 tally.run(module, kernel, what, case, ways, splits, "cpu")
-            if number == 0 and not job.quick and kernel.page_size is None:
+            if number == 0 and not job.quick and kernel.page_size is None and not kernel.sparse:
                 row_bytes = kernel.format.row_bytes(kernel.latent, kernel.rope)
                 rows = FAR // row_bytes
                 sessions.append(Session(job.arch, before={"kv": rows * row_bytes}))
-                far = [(kv, indptr + rows) for kv, indptr in ways]
+                far = [(kv, qo_indptr, kv_indptr + rows, visible) for kv, qo_indptr, kv_indptr, visible in ways]
                 with sessions[1].of(module):
                     tally.run(module, kernel, f"{what}, KV of many GiB", case, far, splits, "cpu")
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table

@@ -202,7 +202,7 @@ def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
         "batch": kernel.batch, "q_len": kernel.q_len, "kv_len": kernel.kv_len, "kv": kernel.kv,
         "products_in": kernel.compute, "packed": kernel.packed,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
-        "not_taken": list(kernel.not_taken), "page_size": kernel.page_size,
+        "not_taken": list(kernel.not_taken), "page_size": kernel.page_size, "topk": kernel.topk,
         "settings": {
             name: {"value": r.value, "from": r.source} for name, r in kernel.resolved.items() if r.value is not None
         },

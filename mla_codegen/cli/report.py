@@ -123,6 +123,8 @@ def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
     if kernel.packed:
         table.add_row("query blocks", f"{kernel.head_blocks}", kernel.query_blocks)
     table.add_row("products in", kernel.compute, f"KV {kernel.kv}")
+    if kernel.topk is not None:
+        table.add_row("topk", str(kernel.topk), "kv")
     if kernel.page_size is not None:
         table.add_row("page size", str(kernel.page_size), "kv")
     out.print(table)

@@ -69,6 +69,7 @@ _ELEMENTS = (
     Element("fp8_e4m3fnuz", "torch.float8_e4m3fnuz", "float8e4b8", "fp8e4b8", 1, 240.0, ("e4m3fnuz",)),
     Element("fp8_e5m2", "torch.float8_e5m2", "float8e5", "fp8e5", 1, 57344.0, infinite=True),
     Element("fp8_e5m2fnuz", "torch.float8_e5m2fnuz", "float8e5b16", "fp8e5b16", 1, 57344.0),
+    Element("uint8", "torch.uint8", "uint8", "u8", 1),
     Element("int16", "torch.int16", "int16", "i16", 2),
     Element("int32", "torch.int32", "int32", "i32", 4),
 )
@@ -83,20 +84,66 @@ class KVFormat:
     form      the key under which `kv_data` of `custom_kernel` offers it
     element   type of the row's numbers
     scaled    it comes with a scale: what 1.0 of its numbers stands for
+    group     of a record, which is bytes of several types: fp8 columns that share a scale; 0: the row is no record
+    scale     bytes of such a scale
+    tail      last latent columns of a record that are bf16 instead of fp8: rope columns that are value too
+    spare     bytes behind a record's scales
+    blocks    a page of records is its rows first and then their scales
     """
 
     name: str
     form: str
     element: Element
     scaled: bool = False
+    group: int = 0
+    scale: int = 0
+    tail: int = 0
+    spare: int = 0
+    blocks: bool = False
 
     @property
     def fp8(self) -> bool:
+        """Its numbers are fp8, all of them under one scale."""
         return self.element.fp8
+
+    @property
+    def infinite(self) -> bool:
+        """It may hold infinities: a record in its scales and in its bf16 columns."""
+        return self.record or self.element.infinite
+
+    @property
+    def record(self) -> bool:
+        return self.group > 0
+
+    def groups(self, latent: int) -> int:
+        """Scales of a record."""
+        return (latent - self.tail) // self.group
+
+    def scale_bytes(self, latent: int) -> int:
+        """Bytes of a record's scales and of what follows them."""
+        return self.groups(latent) * self.scale + self.spare
 
     def row_bytes(self, latent: int, rope: int) -> int:
         """Bytes of a row of so many latent and rope columns."""
+        if self.record:
+            return latent - self.tail + self.scale_bytes(latent) + (self.tail + rope) * ELEMENTS["bf16"].bytes
         return (latent + rope) * self.element.bytes
+
+    def width(self, latent: int, rope: int) -> int:
+        """Elements of a row of the tensor: columns, or bytes of a record."""
+        return self.row_bytes(latent, rope) // self.element.bytes
+
+    def unfit(self, latent: int, rope: int) -> str:
+        """Why a row of so many columns has no such form; nothing if it has."""
+        if not self.record:
+            return "" if rope else "without rope columns there are records alone whose rope is a part of the latent"
+        if self.tail and rope:
+            return f"its last {self.tail} latent columns are the rope: write `qk_rope_head_dim: 0`"
+        if not self.tail and not rope:
+            return "it has rope columns behind the latent"
+        if latent <= self.tail or (latent - self.tail) % self.group:
+            return f"its fp8 columns come in groups of {self.group}"
+        return ""
 
 
 _FORMATS = (
@@ -104,5 +151,7 @@ _FORMATS = (
     KVFormat("fp16", "fp16", ELEMENTS["fp16"]),
     KVFormat("fp8_e4m3fn", "fp8", ELEMENTS["fp8_e4m3fn"], scaled=True),
     KVFormat("fp8_e4m3fnuz", "fp8", ELEMENTS["fp8_e4m3fnuz"], scaled=True),
+    KVFormat("fp8_ds_mla", "fp8_ds_mla", ELEMENTS["uint8"], group=128, scale=4),
+    KVFormat("fp8_ds_v4", "fp8_ds_v4", ELEMENTS["uint8"], group=64, scale=1, tail=64, spare=1, blocks=True),
 )
 KV_FORMATS: dict[str, KVFormat] = {form.name: form for form in _FORMATS}

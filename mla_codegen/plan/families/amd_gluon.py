@@ -257,8 +257,8 @@ class AmdGluon(Family):
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve with the form that it would take, or None."""
         form = self.form_of(request)
-        if request.page_size is not None:
-            return "its tiles are consecutive rows, so it does not serve paged KV"
+        if request.page_size is not None or request.sparse:
+            return f"its tiles are consecutive rows, so it does not serve {'sparse' if request.sparse else 'paged'} KV"
         if isinstance(form, str):
             return form
         if (request.q, request.out) != ("bf16", "bf16"):
