@@ -7,14 +7,17 @@ from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import Stage, options_of, stage1, stage2
-from mla_codegen.runtime.formats import ELEMENTS, KV_FORMATS
+from mla_codegen.runtime.formats import ELEMENTS
 from mla_codegen.spec.errors import Problem
 
 LN2 = 0.6931471805599453
 # What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
 # f16, and every number below has few enough digits to stay exact.
 KEY_FACTOR = 36864.0
-DECODED = tuple(KV_FORMATS)  # KV that `_decode` knows
+# What `_decode` knows to read: KV as it is; fp8 as words; fp8 whose bytes a matrix unit of another fp8 may take.
+AS_IT_IS = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "mxfp4_ds_mla", "fp8_ds_v4")
+IN_WORDS = ("fp8_e4m3fn", "fp8_e4m3fnuz")
+TAKEN_AS = {"fp8_e4m3fn": "fp8_e4m3fnuz"}  # at half its value, 0x80 repaired
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -218,8 +221,7 @@ def _decode(request: Request) -> Details:
         return _record(request)
     if not request.format.fp8:
         return Details("plain", kv, kv, kv)
-    # e4m3fn may pass for e4m3fnuz, at half its value, 0x80 repaired.
-    taken_as = kv if not fp8_mma or kv in target.fp8_mma else next(iter(target.fp8_mma))
+    taken_as = kv if not fp8_mma or kv in target.fp8_mma else TAKEN_AS[kv]
     repair = kv != taken_as
     factor = 2.0 if repair else 1.0
     if fp8_mma and packed:
@@ -294,12 +296,15 @@ class Triton(Family):
 
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve, or None."""
-        if request.kv not in DECODED:
-            return f"it decodes {', '.join(DECODED)} KV, not {request.kv}"
-        if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
+        if request.kv not in AS_IT_IS:
+            return f"it reads {', '.join(AS_IT_IS)} KV, not {request.kv}"
+        if "packed_fp8" in request.options and request.format.fp8 and request.kv not in IN_WORDS:
+            return f"packed_fp8 splits words of {', '.join(IN_WORDS)}, not of {request.kv}"
+        native = request.target.fp8_mma
+        if "fp8_mma" in request.options and native.isdisjoint((request.kv, TAKEN_AS.get(request.kv))):
             return (
-                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
-                f"number of {request.kv} (byte 0x7F) is NaN"
+                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take {', '.join(native)}, in "
+                f"which bytes of {request.kv} are other numbers"
             )
         if request.format.fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
             return (
