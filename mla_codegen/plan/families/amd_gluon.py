@@ -112,7 +112,23 @@ class Details:
     block_n: int
     latent: int
     cache: str
+    pointer_cache: str
     side_by_side: bool
+    paged: bool
+
+    @property
+    def rows_file(self) -> str:
+        return f"rows/{'lane_pages' if self.paged else 'buffer_ragged'}.jinja"
+
+    @property
+    def kv_words(self) -> str:
+        """The KV as what rows are read as, as source."""
+        return "kv.to(gl.pointer_type(gl.uint32), bitcast=True)" if self.fp8 else "kv"
+
+    @property
+    def latent_end(self) -> str:
+        """Where the rope part of a row begins, in the same, as source."""
+        return "LATENT // 4" if self.fp8 else "LATENT"
 
     def lanes(self, columns: int, bytes_of_lane: int) -> str:
         """How the 64 lanes of a wave share out rows of `columns`, as many columns a lane as 16 bytes hold."""
@@ -256,8 +272,6 @@ class AmdGluon(Family):
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve with the form that it would take, or None."""
         form = self.form_of(request)
-        if request.page_size is not None:
-            return "its tiles are consecutive rows, so it does not serve paged KV"
         if isinstance(form, str):
             return form
         if (request.q, request.out) != ("bf16", "bf16"):
@@ -343,6 +357,8 @@ class AmdGluon(Family):
             block_n=form.block_n,
             latent=request.latent,
             cache=', cache=".cg"' if "streaming_loads" in request.options else "",
+            pointer_cache=', cache_modifier=".cg"' if "streaming_loads" in request.options else "",
+            paged=request.page_size is not None,
             side_by_side=form.side_by_side,
         )
 
