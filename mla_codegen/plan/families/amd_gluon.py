@@ -13,6 +13,7 @@ from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import FUSED, Stage, stage1, stage2
+from mla_codegen.plan.work import BALANCED_ROWS
 from mla_codegen.spec.errors import Problem
 
 LATENTS = (256, 512)
@@ -74,6 +75,8 @@ class Details:
     unit            neighbouring latent columns that a lane reads of a row; 0: V comes through the transposing read
     out_*, value_*, maxima_*         bases of register layouts over (head, column), (row, word) and (head, maximum)
     maxima          partial maxima of a row
+    paged           KV rows lie in pages; pointer_cache, cache: what loads by pointer, and by base and offset, are given
+    programs        that the device runs at once, of one head block
     """
 
     compute: str
@@ -115,6 +118,12 @@ class Details:
     pointer_cache: str
     side_by_side: bool
     paged: bool
+    programs: int
+
+    @property
+    def rows_of_lane(self) -> int:
+        """Query rows that a lane of a balanced kernel looks at."""
+        return max(1, BALANCED_ROWS // (64 * self.head_waves * self.column_waves))
 
     @property
     def rows_file(self) -> str:
@@ -255,6 +264,7 @@ class AmdGluon(Family):
     """
 
     gluon = True
+    balances = True
     always = frozenset({"exp2", "peeled_tail", "direct_out"})
     never: ClassVar = {"fast_rcp": "it divides once a head and split, after the loop"}
     taken_as: ClassVar[str]
@@ -359,6 +369,7 @@ class AmdGluon(Family):
             cache=', cache=".cg"' if "streaming_loads" in request.options else "",
             pointer_cache=', cache_modifier=".cg"' if "streaming_loads" in request.options else "",
             paged=request.page_size is not None,
+            programs=max(1, request.target.compute_units * numbers.resident // -(-request.heads // block_h)),
             side_by_side=form.side_by_side,
         )
 
