@@ -118,7 +118,13 @@ class Details:
     pointer_cache: str
     side_by_side: bool
     paged: bool
+    looks_by_rows: bool
     programs: int
+
+    @property
+    def reads_infinity(self) -> bool:
+        """Scores of masked rows are finite, and LOWEST is defined."""
+        return True
 
     @property
     def rows_of_lane(self) -> int:
@@ -265,6 +271,7 @@ class AmdGluon(Family):
 
     gluon = True
     balances = True
+    packs = True
     always = frozenset({"exp2", "peeled_tail", "direct_out"})
     never: ClassVar = {"fast_rcp": "it divides once a head and split, after the loop"}
     taken_as: ClassVar[str]
@@ -297,7 +304,7 @@ class AmdGluon(Family):
     def resources(self, request: Request) -> Resources | list[Problem]:
         """Tile and launch numbers, or what stands in their way."""
         form, knobs = self._form(request), request.knobs
-        block_h = knobs.take("block_h", max(form.waves) if request.heads > 16 else 16)
+        block_h = knobs.take("block_h", max(form.waves) if request.columns > 16 else 16)
         block_n = knobs.take("block_n", form.block_n)
         num_warps = knobs.take("num_warps", form.waves[block_h])
         num_stages = knobs.take("num_stages", STAGES)
@@ -324,6 +331,7 @@ class AmdGluon(Family):
         numbers = self.resources(request)
         assert isinstance(numbers, Resources)
         block_h, in_lds = numbers.block_h, numbers.block_h in form.in_lds
+        packed = request.q_len > 1 and self.unpacked(request, numbers) is None
         head_waves = block_h // 16
         column_waves = numbers.num_warps // head_waves
         gl_fp8, fp8_max, fp8_one = FP8_FORMATS[taken_as]
@@ -369,6 +377,7 @@ class AmdGluon(Family):
             cache=', cache=".cg"' if "streaming_loads" in request.options else "",
             pointer_cache=', cache_modifier=".cg"' if "streaming_loads" in request.options else "",
             paged=request.page_size is not None,
+            looks_by_rows=packed and request.kv not in (taken_as, "bf16"),
             programs=max(1, request.target.compute_units * numbers.resident // -(-request.heads // block_h)),
             side_by_side=form.side_by_side,
         )
