@@ -37,6 +37,7 @@ class Form:
     numbers       fp8 numbers that q becomes; the weights are fp8 if it is 1, else bf16
     in_lds        heads of a program for which q, in fp8, stays in LDS: its registers would not suffice
     max_columns   columns of the scores whose maximum leaves a wave as one number; 0: the compiler's own reduction
+    packed_in_lds q stays in LDS where columns take several query tokens
     side_by_side  q's two rope parts are one MMA operand
     """
 
@@ -46,7 +47,12 @@ class Form:
     numbers: int
     in_lds: frozenset[int]
     max_columns: int
+    packed_in_lds: bool = True
     side_by_side: bool = False
+
+    def keeps_in_lds(self, block_h: int, packed: bool) -> bool:
+        """Whether q stays in LDS."""
+        return block_h in self.in_lds or (packed and self.packed_in_lds)
 
     @property
     def query_args(self) -> str:
@@ -120,6 +126,11 @@ class Details:
     paged: bool
     looks_by_rows: bool
     programs: int
+
+    @property
+    def query_latent(self) -> str:
+        """q's latent columns as an operand, where q is bf16, as source."""
+        return "q_latent.load(A_OPERAND)" if self.query_in_lds else "q_latent"
 
     @property
     def reads_infinity(self) -> bool:
@@ -241,14 +252,14 @@ class Details:
         return self._own("query.py")
 
 
-def shared_bytes(request: Request, form: Form, block_h: int) -> int:
+def shared_bytes(request: Request, form: Form, block_h: int, in_lds: bool) -> int:
     """Bytes of LDS of stage 1: the tile, what of q stays there, and room for maxima and weights in turn."""
     tile = form.block_n * request.row_bytes
     weight_bytes = 1 if form.numbers == 1 else 2
     if not form.numbers:
-        query = block_h * request.rope * 2
+        query = block_h * (request.row if in_lds else request.rope) * 2
     else:
-        query = block_h * request.row * form.numbers if block_h in form.in_lds else 0
+        query = block_h * request.row * form.numbers if in_lds else 0
     maxima = 4 * (form.block_n // form.max_columns) if form.max_columns else 0
     return tile + query + block_h * max(maxima, form.block_n * weight_bytes)
 
@@ -304,7 +315,7 @@ class AmdGluon(Family):
     def resources(self, request: Request) -> Resources | list[Problem]:
         """Tile and launch numbers, or what stands in their way."""
         form, knobs = self._form(request), request.knobs
-        block_h = knobs.take("block_h", max(form.waves) if request.columns > 16 else 16)
+        block_h = knobs.take("block_h", max(form.waves) if request.columns > 16 or request.q_len > 1 else 16)
         block_n = knobs.take("block_n", form.block_n)
         num_warps = knobs.take("num_warps", form.waves[block_h])
         num_stages = knobs.take("num_stages", STAGES)
@@ -321,7 +332,8 @@ class AmdGluon(Family):
             problems.append(Problem(knobs.loc("waves_per_eu"), what, fix=f"waves_per_eu: {WAVES_PER_EU}"))
         if problems:
             return problems
-        need = shared_bytes(request, form, block_h)
+        packed = request.q_len > 1 and request.heads % block_h != 0
+        need = shared_bytes(request, form, block_h, form.keeps_in_lds(block_h, packed))
         resident = max(1, min(request.target.shared_bytes // need, SIMDS * waves_per_eu // num_warps))
         return Resources(block_n, block_h, num_warps, num_stages, waves_per_eu, need, resident)
 
@@ -330,8 +342,9 @@ class AmdGluon(Family):
         form, taken_as, transposes = self._form(request), self.taken_as, self.transposes
         numbers = self.resources(request)
         assert isinstance(numbers, Resources)
-        block_h, in_lds = numbers.block_h, numbers.block_h in form.in_lds
-        packed = request.q_len > 1 and self.unpacked(request, numbers) is None
+        block_h = numbers.block_h
+        packed = request.q_len > 1 and request.heads % block_h != 0
+        in_lds = form.keeps_in_lds(block_h, packed)
         head_waves = block_h // 16
         column_waves = numbers.num_warps // head_waves
         gl_fp8, fp8_max, fp8_one = FP8_FORMATS[taken_as]
