@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from group_timing import Timer, capture  # noqa: E402
 
 from mla_codegen.check.reference import TORCH, make_case, reference, relative_l2  # noqa: E402
+from mla_codegen.runtime.formats import KV_FORMATS  # noqa: E402
 
 BOUND, LSE_BOUND = 4e-3, 5e-3  # relative L2 of the output, largest difference of LSE (q as two fp8: 2e-3)
 COLD_BYTES = 1 << 28  # what a step's copies of the KV add up to on a rank: several L2 caches
@@ -163,7 +164,7 @@ class Bench:
 
     def time(self, batch: int, rows: int, kv: str, q_len: int) -> None:
         """A step of `batch` requests of `rows` KV rows: all ranks together, and one rank alone."""
-        scale = torch.full((1,), 0.025, device=self.device) if kv.startswith("fp8") else None
+        scale = torch.full((1,), 0.025, device=self.device) if KV_FORMATS[kv].scaled else None
         q = torch.randn(batch * q_len, self.options.heads, self.options.row, device=self.device).bfloat16()
         dist.broadcast(q, 0)
         qo_indptr = torch.arange(batch + 1, device=self.device, dtype=torch.int32) * q_len

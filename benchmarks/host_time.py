@@ -2,7 +2,7 @@
 
     python benchmarks/host_time.py                      # on the GPU at hand, its kernels as in generated/
     python benchmarks/host_time.py --stub               # anywhere: Python alone, with launches that do nothing
-    python benchmarks/host_time.py --tree A --tree B    # the builds of several checkouts, in turns in one process
+    python benchmarks/host_time.py --tree A --tree B    # the builds of several checkouts, interleaved in one process
 
 Idle: the device has nothing to do when a call begins. Busy: it still works on what was queued before, so that a launch
 is queued behind it. Each number is the median of many samples of a few calls each.
@@ -70,7 +70,7 @@ def calls_of(dispatch: ModuleType, batch: int, kv_len: int, kv: str, device: tor
 
 
 def measure(calls: dict[Any, Call], samples: int, device: torch.device, busy: bool) -> dict[Any, float]:
-    """Median microseconds of each call, in turns."""
+    """Median microseconds of each call, interleaved."""
     times: dict[Any, list[float]] = {name: [] for name in calls}
     on_gpu = device.type == "cuda"
     for turn in range(samples + 3):

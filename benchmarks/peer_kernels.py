@@ -5,7 +5,6 @@ What a serving engine prepares once a step, or keeps, is made here before the cl
 scratch, and for a kernel that wants q in fp8, the rounded q.
 """
 
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
+from mla_codegen.check.modules import import_file
 from mla_codegen.check.reference import Case
 from mla_codegen.measure.workload import Workload, make_inputs
 
@@ -201,12 +201,7 @@ def _module(path: Path) -> ModuleType:
             module = ModuleType(name)
             vars(module).update(contents)
             sys.modules.setdefault(name, module)
-    spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path, f"peer_{path.stem}")
 
 
 def prepare(peer: Peer, folder: Path, kv: str, case: Case, pages: Paged, latent: int) -> Call:

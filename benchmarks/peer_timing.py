@@ -1,4 +1,4 @@
-"""One shape: ours and the peers on the same inputs, in turns, timed in two conventions and checked before and after.
+"""One shape: ours and the peers on the same inputs, interleaved, timed in two conventions and checked before and after.
 
 Tables in circulation are timed in different ways, and for calls of ten microseconds the way matters:
 

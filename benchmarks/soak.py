@@ -35,6 +35,7 @@ from mla_codegen.check.reference import TORCH, poisoned_scratch  # noqa: E402
 from mla_codegen.cli import report  # noqa: E402
 from mla_codegen.cli.common import load_plans  # noqa: E402
 from mla_codegen.publish.write import build  # noqa: E402
+from mla_codegen.runtime.formats import KV_FORMATS  # noqa: E402
 
 TOGETHER = 16  # calls in flight before their verdicts are read
 EVERY = 200  # calls between two times that the reference is held to float64
@@ -85,7 +86,7 @@ class Soak:
     def warm_up(self) -> None:
         for index, visible in ((torch.int32, False), (torch.int64, True)):
             self.dispatch.warmup(indices=(index,), visible=(visible,), progress=None)
-            if any(kv.startswith("fp8") for kv in self.kinds):
+            if any(KV_FORMATS[kv].scaled for kv in self.kinds):
                 self.dispatch.warmup(indices=(index,), visible=(visible,), scaled=(False,), progress=None)
 
     def start(self, index: int) -> tuple[Drawn, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mla_codegen.check.reference import TORCH, Case, reference
+from mla_codegen.runtime.formats import KV_FORMATS
 
 FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
 GATHERED_ROWS = 1 << 16  # KV rows that the reference widens to fp32 at a time
@@ -113,7 +114,7 @@ def draw(seed: int, index: int, kinds: list[str], shapes: list[Shape], limits: L
         sm_factor=rng.uniform(0.3, 1.0),
         poison=not room and rng.random() < 0.15,
         visible=rare,
-        scaled=kv.startswith("fp8") and rng.random() < 0.9,
+        scaled=KV_FORMATS[kv].scaled and rng.random() < 0.9,
         int64=rare,
         strided=rng.random() < 0.3,
         three_dimensions=rng.random() < 0.2,
@@ -133,7 +134,7 @@ class Pool:
             pool = torch.empty(rows, self.row, dtype=TORCH[kind], device=where)
             for part in pool.split(1 << 18):
                 numbers = torch.randn(part.shape, device=where, generator=generator)
-                part.copy_((numbers / FP8_SCALE).clamp(-240, 240) if kind.startswith("fp8") else numbers)
+                part.copy_((numbers / FP8_SCALE).clamp(-240, 240) if KV_FORMATS[kind].scaled else numbers)
             self.rows[kind] = pool
         self.scale = torch.tensor([FP8_SCALE], device=where)
 
@@ -185,7 +186,7 @@ def make(drawn: Drawn, pool: Pool, q_dtype: torch.dtype, out_dtype: torch.dtype,
         seen[drawn.ahead : drawn.total_q - drawn.behind] = map(min, asked, limits)
         asked = [7] * drawn.ahead + asked + [7] * drawn.behind  # of a row of no request it counts for nothing
         visible = torch.tensor(asked, dtype=torch.int32, device=where)
-    fp8 = drawn.kv.startswith("fp8")
+    fp8 = KV_FORMATS[drawn.kv].scaled
     scale = FP8_SCALE if drawn.scaled else 1.0
     sm_scale = drawn.sm_factor * row**-0.5 * (FP8_SCALE if fp8 and not drawn.scaled else 1.0)
     nan = float("nan")

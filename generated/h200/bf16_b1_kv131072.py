@@ -62,7 +62,7 @@ LOWEST = gl.constexpr(-3.4e38)  # score of a row past the end: finite, since -in
 ZEROED_ROWS = gl.constexpr(16)  # rows of a tail in registers at a time
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-COLUMN_BLOCKS = gl.constexpr(8)  # programs of stage 2 that share a head's columns
+COLUMN_BLOCKS = gl.constexpr(8)  # programs of stage 2 that split a head's columns
 COLUMNS = gl.constexpr(64)  # columns of each
 
 # Registers. The warps of S^T split the KV rows, those of O^T the latent columns.

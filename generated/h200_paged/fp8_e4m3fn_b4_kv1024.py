@@ -71,7 +71,7 @@ FP8_MAX = gl.constexpr(448.0)
 WEIGHT_SHIFT = gl.constexpr(15.0)  # the largest weight is 2^15, so that small ones survive f16
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that share a head's columns
+COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that split a head's columns
 COLUMNS = gl.constexpr(256)  # columns of each
 
 # Registers. The warps of S^T split the KV rows, those of O^T the latent columns.

@@ -12,7 +12,7 @@ Right for any number of requests of any lengths; fastest near the shape above.
 Stage 1 folds tiles of 32 KV rows into a running softmax, with 4 waves:
 
     QK   S [16, 32]   two waves for each 16 rows of the tile: both compute the same scores
-    PV   O [16, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
+    PV   O [16, 512]  the waves split the latent columns: 128 a wave; P crosses the waves through LDS
 
 A tile of 64 rows would not fit the 64 KiB of LDS (it has 72 KiB), hence 32 rows; the scores computed twice cost
 MMAs that this kernel, bound by HBM, has to spare.

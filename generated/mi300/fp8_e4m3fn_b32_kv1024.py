@@ -11,8 +11,8 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
 Stage 1 folds tiles of 64 KV rows into a running softmax, with 4 waves:
 
-    QK   S [16, 64]   the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
-    PV   O [16, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
+    QK   S [16, 64]   the waves split the tile's rows: 16 rows a wave, so no exponential is computed twice
+    PV   O [16, 512]  the waves split the latent columns: 128 a wave; P crosses the waves through LDS
 
 gfx942 multiplies e4m3fnuz, not the e4m3fn that the cache holds. The same byte is worth half in e4m3fnuz, so
 KV_SCALE = 2 goes into the scales, and byte 0x80 (-0 in e4m3fn, NaN in e4m3fnuz) is turned into 0 on its way into

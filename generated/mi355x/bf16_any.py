@@ -11,8 +11,8 @@ Right for any number of requests of any lengths.
 
 Stage 1 folds tiles of 64 KV rows into a running softmax, with 4 waves:
 
-    QK   S [16, 64]   the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
-    PV   O [16, 512]  the waves share out the latent columns: 128 a wave; P crosses the waves through LDS
+    QK   S [16, 64]   the waves split the tile's rows: 16 rows a wave, so no exponential is computed twice
+    PV   O [16, 512]  the waves split the latent columns: 128 a wave; P crosses the waves through LDS
 
 K is read from LDS as it lies, V through the transposing LDS read (ds_read_b64_tr_b16).
 

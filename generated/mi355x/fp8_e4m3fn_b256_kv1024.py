@@ -10,8 +10,8 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
 Stage 1 folds tiles of 128 KV rows into a running softmax, with 8 waves:
 
-    QK   S [16, 128]  the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
-    PV   O [16, 512]  the waves share out the latent columns: 64 a wave; P crosses the waves through LDS
+    QK   S [16, 128]  the waves split the tile's rows: 16 rows a wave, so no exponential is computed twice
+    PV   O [16, 512]  the waves split the latent columns: 64 a wave; P crosses the waves through LDS
 
 q and P would lose most of their precision in fp8. q is two fp8 numbers: the rounded one and what rounding left (8
 significant bits). The scaled MMA makes up for it: 16x16x128 does in one instruction what takes four of 16x16x32, so

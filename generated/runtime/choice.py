@@ -15,7 +15,7 @@ from .splits import choose_splits
 
 RAGGED = 1.25  # times the mean length: from there on a longest request makes a batch ragged
 # Where nobody says how long the longest request is, a batch of so many KV rows, and so many a request, is taken for
-# ragged: sharing out equal lengths costs it some 2 us, a fixed number of splits costs ragged ones up to half the speed.
+# ragged: partitioning equal lengths costs it some 2 us, a fixed count of splits costs ragged ones up to half the speed.
 UNSURE_KV_ROWS = 1 << 18
 UNSURE_KV_LEN = 2048
 

@@ -56,13 +56,13 @@ def check(page_size: int | None, q: torch.Tensor, kv: torch.Tensor, qo_indptr: t
     ends = _host(qo_indptr)
     if ends[0] < 0:
         raise ValueError(f"qo_indptr begins at {ends[0]}; it must not be negative")
-    for request in _places(ends[1:] < ends[:-1]):
+    for request in _indices(ends[1:] < ends[:-1]):
         raise ValueError(f"qo_indptr falls at request {request}: from {ends[request]} to {ends[request + 1]}")
     if ends[-1] > q.shape[0]:
         raise ValueError(f"qo_indptr ends at {ends[-1]}; q has {q.shape[0]} query rows")
     served = ends[1:] > ends[:-1]
     if kv_visible is not None:
-        for row in _places((_host(kv_visible) < 0)[: ends[-1]]):
+        for row in _indices((_host(kv_visible) < 0)[: ends[-1]]):
             if row >= ends[0]:
                 raise ValueError(f"kv_visible of query row {row} is {int(kv_visible[row])}; it must not be negative")
     if page_size is None:
@@ -74,7 +74,7 @@ def check(page_size: int | None, q: torch.Tensor, kv: torch.Tensor, qo_indptr: t
 def ranges(indptr: torch.Tensor, served: torch.Tensor, most: int, name: str, what: str) -> None:
     """The ranges of the requests that are served: they must not fall, and end within what there is."""
     begin, end = _host(indptr)[:-1], _host(indptr)[1:]
-    for request in _places(served & ((begin < 0) | (end < begin) | (end > most))):
+    for request in _indices(served & ((begin < 0) | (end < begin) | (end > most))):
         is_now = f"kv_indptr gives request {request} the {what} {begin[request]} to {end[request]}"
         if begin[request] < 0:
             raise ValueError(f"{is_now}; it must not begin at a negative number")
@@ -94,7 +94,7 @@ def pages(
         listed = [numbers[begin:end] for begin, end in pairwise(_host(indptr).tolist())]
     else:
         where, listed = "block_table", list(numbers)
-    for request in _places(served):
+    for request in _indices(served):
         mine = listed[request]
         rows = len(mine) * size if lens is None else int(lens[request])
         if rows < 0:
@@ -103,9 +103,9 @@ def pages(
         if need > len(mine):
             is_now = f"kv_lens of request {request} is {rows}, which takes {need} pages of {size}"
             raise ValueError(f"{is_now}; {where} has {len(mine)} for it")
-        for place in _places((mine < 0) | (mine >= count))[:1]:
-            if place < need:
-                raise ValueError(f"{where} gives request {request} page {mine[place]} at {place}; kv has {count} pages")
+        for at in _indices((mine < 0) | (mine >= count))[:1]:
+            if at < need:
+                raise ValueError(f"{where} gives request {request} page {mine[at]} at {at}; kv has {count} pages")
 
 
 def overlap(written: dict[str, torch.Tensor | None], read: dict[str, torch.Tensor | None]) -> None:
@@ -145,5 +145,5 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.int64)
 
 
-def _places(wrong: torch.Tensor) -> list[int]:
+def _indices(wrong: torch.Tensor) -> list[int]:
     return wrong.nonzero().view(-1).tolist()

@@ -76,7 +76,7 @@ POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "f
 class Launch:
     """Stands in for a `@triton.jit` or `@gluon.jit` kernel: `launch[grid](*args, **options)`. `fn` is the kernel.
 
-    At one place among the arguments a kernel always gets the same: integers, floats, TMA descriptors with a place for
+    At one position among the arguments a kernel always gets the same: integers, floats, TMA descriptors with room for
     their encoding (`descriptors.Tile`) and of one kind, or else what has `data_ptr()` and `dtype`, or None. The options
     are always the same, too. The grid has one dimension.
     """
@@ -84,21 +84,21 @@ class Launch:
     def __init__(self, fn: Any):
         self.fn = fn
         self.binaries: dict[Any, tuple[Any, tuple[Any, ...]] | None] = {}  # what launches, what it takes first
-        self.tiles: dict[int, Any] = {}  # place of a descriptor among the arguments -> how it is encoded
+        self.tiles: dict[int, Any] = {}  # position of a descriptor among the arguments -> how it is encoded
         self._launch: Callable[..., None] = self._first
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid[0])
 
     def _first(self, programs: int, *args: Any, **options: Any) -> None:
-        self._launch = written(self, [self._kind(place, argument) for place, argument in enumerate(args)])
+        self._launch = written(self, [self._kind(position, argument) for position, argument in enumerate(args)])
         self._launch(programs, *args, **options)
 
-    def _kind(self, place: int, argument: Any) -> str:
+    def _kind(self, position: int, argument: Any) -> str:
         if isinstance(argument, float):
             return FLOAT
         if isinstance(argument, int):
-            free = self.fn.params[place].do_not_specialize and type(argument) is int
+            free = self.fn.params[position].do_not_specialize and type(argument) is int
             return INTEGER if free else KEYED
         return TILE if hasattr(argument, "encoded") else POINTER
 
@@ -130,7 +130,7 @@ class Launch:
 
 def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
     """The function that launches for arguments of these kinds. It holds no state but `launch`'s."""
-    of = {kind: [place for place, one in enumerate(kinds) if one == kind] for kind in set(kinds)}
+    of = {kind: [position for position, one in enumerate(kinds) if one == kind] for kind in set(kinds)}
     pointers, integers = of.get(POINTER, []), of.get(INTEGER, [])
     key = ["device"]
     key += [f"None if a{i} is None else a{i}.dtype" for i in pointers]

@@ -2,10 +2,11 @@
 """Partial results exchanged and merged by one kernel, through memory that all ranks of a host can address.
 
 A collective and a merge cost more than the few kilobytes that they carry. Here each program writes its (query row,
-head) into every rank's buffer, sets a flag there, waits for the others' flags of the same place, and merges. The steps
-of a place are counted on the device, and results alternate between two slots, so that a CUDA graph may be replayed and
-no rank can overwrite what another still reads: to be two steps ahead of it, a rank must have seen its flag of the step
-between. Ranks must make the same calls in the same order, and calls on one PeerMemory must not overlap in time.
+head) into every rank's buffer, sets a flag there, waits for the flags of the same program on the other ranks, and
+merges. A program's steps are counted on the device, and results alternate between two slots, so that a CUDA graph may
+be replayed and no rank can overwrite what another still reads: to be two steps ahead of it, a rank must have seen its
+flag of the step between. Ranks must make the same calls in the same order, and calls on one PeerMemory must not overlap
+in time.
 """
 
 import torch
@@ -14,23 +15,23 @@ import triton
 import triton.language as tl
 
 from . import validate
-from .builds import full_device, target_of
+from .builds import full_device
 from .launch import Launch, on_device_of
 
 SLOTS = tl.constexpr(2)
 
 
-@triton.jit(do_not_specialize=["places", "rank", "lse_at", "flags_at"])
+@triton.jit(do_not_specialize=["programs", "rank", "lse_at", "flags_at"])
 def exchange_and_merge(  # type: ignore[no-untyped-def]
-    partial, partial_lse, out, lse, buffers, steps, places, rank, lse_at, flags_at,
+    partial, partial_lse, out, lse, buffers, steps, programs, rank, lse_at, flags_at,
     LATENT: tl.constexpr, RANKS: tl.constexpr, ALL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
 
     buffers [RANKS] int64 holds the addresses, on this rank, of every rank's buffer, multiples of 16: in it lie rows
-    [SLOTS, RANKS, places, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, places] fp32, at `flags_at` flags [RANKS,
-    places] int32. `steps` [places] int32 is this rank's alone. ALL is RANKS rounded up to a power of two.
-    DEPENDENT: launched while the kernel before it still runs.
+    [SLOTS, RANKS, programs, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, programs] fp32, at `flags_at` flags
+    [RANKS, programs] int32. `programs` is that of the largest step. `steps` [programs] int32 is this rank's alone.
+    ALL is RANKS rounded up to a power of two. DEPENDENT: launched while the kernel before it still runs.
     """
     at = tl.program_id(0).to(tl.int64)
     latent = tl.arange(0, LATENT)
@@ -38,10 +39,10 @@ def exchange_and_merge(  # type: ignore[no-untyped-def]
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()  # for this step's partial results, and for the step before, which it waited for
     step = tl.load(steps + at) + 1
-    slot = (step % SLOTS).to(tl.int64) * RANKS * places
+    slot = (step % SLOTS).to(tl.int64) * RANKS * programs
     row = tl.load(partial + at * LATENT + latent)
     row_lse = tl.load(partial_lse + at)
-    mine = rank.to(tl.int64) * places + at
+    mine = rank.to(tl.int64) * programs + at
     for ahead in range(RANKS):  # the next rank first: not all at one
         there = tl.load(buffers + (rank + ahead) % RANKS)
         tl.store(tl.multiple_of(there.to(kind), 16) + (slot + mine) * LATENT + latent, row)
@@ -54,13 +55,13 @@ def exchange_and_merge(  # type: ignore[no-untyped-def]
     here = tl.load(buffers + rank)
     flags = (here + flags_at).to(tl.pointer_type(tl.int32)) + at
     for other in range(RANKS):
-        while tl.atomic_add(flags + other * places, 0, sem="acquire", scope="sys") - step < 0:  # it may be a step ahead
-            pass
+        while tl.atomic_add(flags + other * programs, 0, sem="acquire", scope="sys") - step < 0:
+            pass  # once it is there it may be a step ahead
     tl.debug_barrier()
     ranks = tl.arange(0, ALL)
-    place = slot + ranks.to(tl.int64) * places + at
+    part = slot + ranks.to(tl.int64) * programs + at
     parts = tl.load(
-        (here + lse_at).to(tl.pointer_type(tl.float32)) + place,
+        (here + lse_at).to(tl.pointer_type(tl.float32)) + part,
         mask=ranks < RANKS, other=float("-inf"), cache_modifier=".cg",
     )  # fmt: skip
     m = tl.max(parts, 0)
@@ -68,12 +69,18 @@ def exchange_and_merge(  # type: ignore[no-untyped-def]
     weights = tl.exp(parts - m)
     total = tl.sum(weights, 0)
     rows = tl.load(
-        tl.multiple_of(here.to(kind), 16) + place[:, None] * LATENT + latent[None, :],
+        tl.multiple_of(here.to(kind), 16) + part[:, None] * LATENT + latent[None, :],
         mask=(parts > float("-inf"))[:, None], other=0.0, cache_modifier=".cg",
     )  # fmt: skip
     acc = tl.sum(rows.to(tl.float32) * weights[:, None], 0)
     tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
     tl.store(lse + at, m + tl.log(total))
+
+
+def _launches_dependents(device: torch.device) -> bool:
+    """NVIDIA's hardware does from compute capability 9.0 on."""
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 class PeerMemory:
@@ -98,24 +105,24 @@ class PeerMemory:
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.form = (heads, latent, dtype)
-        self.places = max_rows * heads
+        self.programs = max_rows * heads
         _, self.lse_at, self.flags_at = self.size(max_rows, heads, latent, dtype, self.ranks)
         if addresses is None:
             addresses = self._share(self.size(max_rows, heads, latent, dtype, self.ranks)[0], device)
         found, self._memory = addresses
         self.buffers = torch.tensor(found, dtype=torch.int64, device=device)
-        self.steps = torch.zeros(self.places, dtype=torch.int32, device=device)
-        self.dependent = target_of(device) == "sm_90"  # a dependent launch: its latency passes while the decode ends
+        self.steps = torch.zeros(self.programs, dtype=torch.int32, device=device)
+        self.dependent = _launches_dependents(device)  # its latency passes while the decode ends
         kernel = exchange_and_merge
         self._kernel = Launch(kernel) if isinstance(kernel, triton.JITFunction) else kernel
 
     @staticmethod
     def size(max_rows: int, heads: int, latent: int, dtype: torch.dtype, ranks: int) -> tuple[int, int, int]:
         """(bytes of a rank's buffer, where the LSE begin, where the flags begin). The buffer must begin as zeros."""
-        places = max_rows * heads * ranks
-        lse_at = 2 * places * latent * dtype.itemsize
-        flags_at = lse_at + 2 * places * 4
-        return flags_at + places * 4, lse_at, flags_at
+        programs = max_rows * heads * ranks
+        lse_at = 2 * programs * latent * dtype.itemsize
+        flags_at = lse_at + 2 * programs * 4
+        return flags_at + programs * 4, lse_at, flags_at
 
     def _share(self, size: int, device: torch.device) -> tuple[list[int], object]:
         from torch.distributed import _symmetric_memory
@@ -142,10 +149,10 @@ class PeerMemory:
 
     def _merge(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         rows, heads, latent = partial.shape
-        if (heads, latent, partial.dtype) != self.form or rows * heads > self.places:
+        if (heads, latent, partial.dtype) != self.form or rows * heads > self.programs:
             raise ValueError(
                 f"the output is {partial.dtype} {tuple(partial.shape)}; this memory was made for {self.form[2]} "
-                f"[{self.places // self.form[0]}, {self.form[0]}, {self.form[1]}] at most"
+                f"[{self.programs // self.form[0]}, {self.form[0]}, {self.form[1]}] at most"
             )
         device, lse_shape = self.buffers.device, (rows, heads)
         for tensor, like, name in ((partial, partial, "partial"), (out, partial, "out")):
@@ -166,7 +173,7 @@ class PeerMemory:
                 validate.fits(name, tensor, torch.float32, lse_shape, device, to_write=tensor is lse)
         with on_device_of(partial):
             self._kernel[(rows * heads,)](
-                partial, partial_lse, out, lse, self.buffers, self.steps, self.places, self.rank, self.lse_at,
+                partial, partial_lse, out, lse, self.buffers, self.steps, self.programs, self.rank, self.lse_at,
                 self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), self.dependent,
                 num_warps=4, **({"launch_pdl": True} if self.dependent else {}),
             )  # fmt: skip

@@ -64,17 +64,17 @@ class Shaped(Choice):
         yield general.direct, total_q, None
         if general.balanced:
             yield general.balanced, min(total_q, general.balanced_rows), None
-        places = general.units * general.resident
+        concurrent = general.units * general.resident
         for splits in range(2, MAX_SPLITS + 1):
-            yield general.split, min(total_q, MAX_WAVES * places // (general.head_blocks * splits)), splits
+            yield general.split, min(total_q, MAX_WAVES * concurrent // (general.head_blocks * splits)), splits
         for q_len, by_batch in self.tokens.items():
             for batch, ranges in by_batch.items():
                 yield from ((name, min(total_q, batch * q_len), None) for _, _, name in ranges)
         for q_len, block in self.blocks.items():
             yield block.direct, total_q, None
-            places = block.units * block.resident
+            concurrent = block.units * block.resident
             for splits in range(2, MAX_SPLITS + 1):
-                requests = MAX_WAVES * places // (block.head_blocks * splits)
+                requests = MAX_WAVES * concurrent // (block.head_blocks * splits)
                 yield block.split, min(total_q, requests * q_len), splits
 
     def explain(self, rows: int, kv_len: int, q_len: int = 1) -> tuple[str, int | None, str]:
@@ -93,8 +93,8 @@ class Shaped(Choice):
             if rows not in self.ranges
             else f"{kv_len} is not within half to twice the length of a shape with {rows} query rows"
         )
-        places = self.general.units * self.general.resident
-        return name, splits, f"{why}; the split rule gives {splits or 1} for {places} programs at a time"
+        concurrent = self.general.units * self.general.resident
+        return name, splits, f"{why}; the split rule gives {splits or 1} for {concurrent} programs at a time"
 
     def _explain_tokens(self, batch: int, kv_len: int, q_len: int) -> tuple[str, int | None, str]:
         name, splits = self.choose(batch * q_len, kv_len, kv_len, batch, q_len)
@@ -104,9 +104,9 @@ class Shaped(Choice):
                 return name, splits, f"its shape serves {call} over {low:.0f} to {high:.0f} KV rows"
         for size, block in self.blocks.items():
             if name in (block.direct, block.split):
-                places = block.units * block.resident
+                concurrent = block.units * block.resident
                 why = f"the spec has no such shape for {call}; blocks of columns take {size} query tokens"
-                rule = f"the split rule gives {splits or 1} for {places} programs at a time"
+                rule = f"the split rule gives {splits or 1} for {concurrent} programs at a time"
                 return name, splits, f"{why}; {rule}, to each request (blocks have no balanced kernel)"
         return name, splits, f"no block of columns takes several query tokens; as {batch * q_len} requests of one each"
 

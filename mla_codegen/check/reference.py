@@ -49,8 +49,8 @@ def make_case(
     """Random inputs for requests of `lens` KV rows and `q_lens` query rows.
 
     `guard` rows of NaN lie before the first request and after the last; between requests nothing does, since indptr
-    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (byte 0x80 of
-    e4m3fn) in a few places. `kv_scale` applies to fp8 KV only.
+    arrays leave no room there: the neighbour's rows are what a request must not see. fp8 KV holds -0 (or 0, if it
+    has no other) in a few places. `kv_scale` applies to fp8 KV only.
     """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(q_lens, int):
@@ -62,9 +62,8 @@ def make_case(
     values = values.clamp(-4, 4) * (40.0 if KV_FORMATS[kv_dtype].fp8 else 1.0)
     kv = values.to(TORCH[kv_dtype])
     if KV_FORMATS[kv_dtype].fp8:
-        if kv_dtype == "fp8_e4m3fn":
-            zeros = torch.rand(kv.shape, generator=generator) < 0.02
-            kv.view(torch.uint8)[zeros] = 0x80
+        zeros = torch.rand(kv.shape, generator=generator) < 0.02
+        kv.view(torch.uint8)[zeros] = torch.tensor(-0.0).to(kv.dtype).view(torch.uint8)
         scale = None if kv_scale is None else torch.tensor([kv_scale / 20], dtype=torch.float32)
     else:
         scale = None
@@ -130,11 +129,11 @@ def in_pages(case: Case, page_size: int, seed: int = 0) -> PagedCase:
 
     row = torch.arange(int(ends[0]), int(ends[-1]), device=device)
     owner = requests.repeat_interleave(lens)
-    place = row - ends[owner]  # within the request
-    page = order[begins[owner] + place // page_size]
+    offset = row - ends[owner]  # within the request
+    page = order[begins[owner] + offset // page_size]
     kv = torch.empty((used + 3, page_size, case.kv.shape[-1]), dtype=case.kv.dtype, device=device).fill_(float("nan"))
     pool, rows = (x.view(torch.uint8).view(-1, x.shape[-1] * x.element_size()) for x in (kv, case.kv))
-    pool[page * page_size + place % page_size] = rows[row]
+    pool[page * page_size + offset % page_size] = rows[row]
 
     garbage = torch.tensor([2147480000, -1], dtype=torch.int32, device=device)
     table = garbage.repeat(len(lens), most + 1)

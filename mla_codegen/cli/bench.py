@@ -46,7 +46,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Time every shape on the GPU, each call in turns with the others, from a cold L2, its error beside its time.
+    """Time every shape on the GPU, each call interleaved with the others, from a cold L2, its error beside its time.
 
     mla-codegen bench specs/h200.yaml --plot bench.svg
 

@@ -15,6 +15,7 @@ from mla_codegen.catalog.targets import TARGETS, Target
 from mla_codegen.cli import report
 from mla_codegen.plan.resolve import Plan, PlanError, make_plan
 from mla_codegen.publish.write import spec_name
+from mla_codegen.runtime.formats import KV_FORMATS
 from mla_codegen.spec.errors import SpecError, UnknownName
 from mla_codegen.spec.load import load_spec
 
@@ -57,7 +58,7 @@ Triton = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; errors too")]
 Kv = Annotated[
     str | None,
-    typer.Option("--kv", help="Only this KV dtype", autocompletion=some(lambda: ["bf16", "fp16", "fp8_e4m3fn"])),
+    typer.Option("--kv", help="Only this KV dtype", autocompletion=some(lambda: list(KV_FORMATS))),
 ]
 
 

@@ -261,13 +261,13 @@ def find(asm: str, kernel: str, arch: str) -> list[Hazard]:
     before = _predecessors(blocks)
     found: dict[tuple[str, int, int], Hazard] = {}
     for number, inside in enumerate(steps):
-        for place, second in enumerate(inside):
+        for index, second in enumerate(inside):
             if second.matrix and second.passes is None:
                 text = "a matrix instruction that the rules do not know"
                 found[text, second.instruction.line, 0] = Hazard(text, second.instruction, second.instruction, 1, 0)
             if not (second.matrix or second.valu or second.vmem or second.lds):
                 continue
-            for first, there, live in _earlier(steps, before, number, place):
+            for first, there, live in _earlier(steps, before, number, index):
                 for text, wanted in RULES.items():
                     states = wanted(first, second, live, arch == "gfx950")
                     if states > there:
@@ -278,11 +278,11 @@ def find(asm: str, kernel: str, arch: str) -> list[Hazard]:
 
 
 def _earlier(
-    steps: Sequence[Sequence[Step]], before: Sequence[Sequence[int]], block: int, place: int
+    steps: Sequence[Sequence[Step]], before: Sequence[Sequence[int]], block: int, index: int
 ) -> Iterator[tuple[Step, int, int]]:
-    """Instructions that may run before that of `block` at `place`, with the wait states between and what is live."""
-    second = steps[block][place]
-    paths = [(block, place, 0, second.reads | second.writes)]
+    """Instructions that may run before that of `block` at `index`, with the wait states between and what is live."""
+    second = steps[block][index]
+    paths = [(block, index, 0, second.reads | second.writes)]
     seen: set[tuple[int, int, int]] = set()  # of blocks entered from their end
     while paths:
         number, end, there, live = paths.pop()

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mla_codegen.runtime.formats import ELEMENTS
+
 Value = bool | int | float | str | None
 
 AMD_ARCHES = ("gfx942", "gfx950")
@@ -22,7 +24,7 @@ NVIDIA_ARCHES = ("sm_80", "sm_90", "sm_120")
 ARCHES = AMD_ARCHES + NVIDIA_ARCHES
 
 _SCALARS = frozenset(["i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64"])
-_ELEMENTS = _SCALARS | frozenset(["fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16"])
+_ELEMENTS = _SCALARS | {"fp8e4b15", *(element.mangled for element in ELEMENTS.values())}
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\](?:,\s*(.+))?>$")
 
 

@@ -84,7 +84,7 @@ def resource_table(rows: Sequence[Row], *, title: str = "Registers, memory, resi
     return table
 
 
-def complaints(rows: Sequence[Row]) -> list[str]:
+def violations(rows: Sequence[Row]) -> list[str]:
     """What is wrong, one text a fault: failed compilations with what the compiler said last, broken limits, hazards."""
     texts = []
     for row in rows:

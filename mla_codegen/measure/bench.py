@@ -1,4 +1,4 @@
-"""Kernels against the clock: ours and others in turns, on the same inputs, the error of each beside its time."""
+"""Kernels against the clock: ours and others interleaved, on the same inputs, the error of each beside its time."""
 
 import os
 import tempfile

@@ -47,10 +47,10 @@ def _bars(panel: Any, rows: list[Row], colors: dict[str, str], kind: str) -> Non
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
         at, heights, spreads = [], [], []
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             timing = _timed(row, name)
             if timing and timing.time:
-                at.append(place + (index - (len(names) - 1) / 2) * width)
+                at.append(position + (index - (len(names) - 1) / 2) * width)
                 heights.append(timing.time.median)
                 spreads.append((timing.time.median - timing.time.low, timing.time.high - timing.time.median))
         errors = list(zip(*spreads, strict=True))

@@ -1,7 +1,6 @@
 """What a bench compares: a spec's own build, called as its users call it, and whatever else has the same call."""
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_codegen.catalog.bounds import BOUND_FP8
+from mla_codegen.check.modules import import_file
 from mla_codegen.check.reference import Case
 from mla_codegen.check.workers import first_line
 from mla_codegen.measure.workload import Workload, call_data, kv_arguments, workload_of
@@ -100,11 +100,7 @@ def other(spelled: str) -> Implementation:
         raise BenchError(f"--against {spelled}: write module:function or file.py:function")
     try:
         if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(f"against_{Path(where).stem}", where)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
+            module = import_file(Path(where), f"against_{Path(where).stem}")
         else:
             if "" not in sys.path and os.getcwd() not in sys.path:
                 sys.path.insert(0, os.getcwd())

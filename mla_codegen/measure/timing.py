@@ -1,4 +1,4 @@
-"""How calls are timed: in turns with each other, each from a cold L2, the median of many rounds with its spread.
+"""How calls are timed: interleaved, each from a cold L2, the median of many rounds with its spread.
 
 Only ratios between calls timed in the same run are to be trusted: clocks and neighbours change from run to run.
 """
@@ -79,7 +79,7 @@ class Device(Protocol):
 
 
 def alternate(device: Device, calls: Mapping[str, Call], rounds: int, *, settled: bool = False) -> dict[str, Sample]:
-    """Time `calls` in turns, `rounds` times each, L2 flushed before each.
+    """Time `calls` interleaved, `rounds` times each, L2 flushed before each.
 
     settled   the device is idle when a call begins, so that its host time counts too (an eager call of a user);
               otherwise the flush hides it (a graph in a stream of work)

@@ -205,21 +205,21 @@ class KernelPlan(Words, Dimensions, Work, Resources):
         return self.gpu.compute_units, self.resident
 
     @property
-    def places(self) -> int:
+    def concurrent(self) -> int:
         """Programs that the device runs at once."""
         return self.gpu.compute_units * self.resident
 
-    def signature(self, place: str) -> str:
+    def signature(self, where: str) -> str:
         """The arguments of `stage1`, `stage2` or `run`, as a `def` lists them."""
-        return arguments.signature(place, self.features)
+        return arguments.signature(where, self.features)
 
-    def launch(self, place: str) -> str:
+    def launch(self, where: str) -> str:
         """The arguments as `run` gives them to `stage1` or `stage2`."""
-        return arguments.launched(place, self.features, self.facts)
+        return arguments.launched(where, self.features, self.facts)
 
-    def varying(self, place: str) -> str:
+    def varying(self, where: str) -> str:
         """Integers of `stage1` or `stage2` that differ from call to call and make no other binary, as source."""
-        return json.dumps(arguments.varying(place, self.features))
+        return json.dumps(arguments.varying(where, self.features))
 
     @property
     def run_arguments(self) -> str:

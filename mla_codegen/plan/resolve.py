@@ -294,7 +294,7 @@ def _partition(
     columns: str,
     q_len: int,
 ) -> Work:
-    """How the kernel's work is shared out; notes the splits among the settings."""
+    """The kernel's work partition; notes the splits among the settings."""
     knobs = request.knobs
     packed = columns == QUERIES
     head_blocks = -(-(request.columns if packed else request.heads) // resources.block_h)
@@ -353,7 +353,7 @@ GENERAL = {
     "direct": ("any_direct", "one split", *_ANY),
     "split": ("any", "splits at run time", *_ANY),
     "balanced": (
-        "balanced", "splits shared out on the device", "for requests of lengths that differ much,",
+        "balanced", "tiles partitioned on the device", "for requests of lengths that differ much,",
         f"Right for requests of any lengths, up to {BALANCED_ROWS} query rows in all.",
     ),
     "invariant": (

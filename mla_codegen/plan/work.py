@@ -1,10 +1,10 @@
-"""How the work of a call is shared out over programs: which query rows, heads and KV rows each of them takes."""
+"""The work partition of a call: which query rows, heads and KV rows each of them takes."""
 
 from dataclasses import dataclass
 
 from mla_codegen.runtime.splits import MAX_SPLITS
 
-BALANCED_ROWS = 256  # query rows of a call that a balanced kernel shares out: every program looks at all of them
+BALANCED_ROWS = 256  # query rows of a call that a balanced kernel partitions: every program looks at all of them
 # The ways, which are also the files of templates/work.
 SINGLE, SPLITS, BALANCED = "single", "splits", "balanced"
 # What the columns of a program are, which are also the files of templates/columns.
@@ -21,9 +21,9 @@ class Work:
     """The work partition of one kernel.
 
     partition    single: stage 1 writes the output itself; splits: it writes a partial output for each split; balanced:
-                 programs take equal shares of all query rows' tiles
+                 the tiles of all query rows are partitioned evenly over the programs
     splits       of each query row; None: known at run time, or balanced
-    head_blocks  programs that share out the heads of a query row; the columns of a request of `q_len`, if packed
+    head_blocks  programs that split the heads of a query row; the columns of a request of `q_len`, if packed
     columns      of a program: heads of one query row, or query rows x heads of one request
     """
 
@@ -123,7 +123,7 @@ class Merge:
     all_splits     the most splits there can be, rounded up to a power of two; masked: some of them do not exist
     tile           splits that a program loads at a time: all of them, or a part
     warps          of a program
-    columns        that a program merges; column_blocks: programs that share a head's columns
+    columns        that a program merges; column_blocks: programs that split a head's columns
     at_launch      how many those are is decided at launch: `column_blocks` or one, and the tile with it
     dependent      it is launched as a dependent of stage 1, so that it is on the SMs early
     """

@@ -157,7 +157,7 @@ def _tables(plan: Plan, names: dict[tuple[str, str], str]) -> dict[str, Any]:
         "row": model.kv_lora_rank + model.qk_rope_head_dim, "q": dtypes.q, "out": dtypes.out,
         "scaled": tuple(kv for kv in dtypes.kv if KV_FORMATS[kv].scaled),
         "dtypes": {kv: _torch(kv) for kv in dtypes.kv}, "torch_q": _torch(dtypes.q), "torch_out": _torch(dtypes.out),
-        "forms": ", ".join(dict.fromkeys(f'"{kv.split("_")[0]}"' for kv in dtypes.kv)),
+        "forms": {kv: KV_FORMATS[kv].form for kv in dtypes.kv},
     }  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
             "tables": VERSION,
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }
-    _refuse_twins(builds)
+    _refuse_duplicates(builds)
     tables = [{"name": name, "summary": builds[name]["summary"]} for name in sorted(builds)]
     shared = _shared(tables, out.resolve().name)
     files |= shared
@@ -124,7 +124,7 @@ def refuse_names(plans: list[Plan], out: Path) -> None:
             raise BuildError(f"{flaw}\n  fix: rename the spec")
 
 
-def _refuse_twins(builds: dict[str, dict]) -> None:
+def _refuse_duplicates(builds: dict[str, dict]) -> None:
     """Two builds for the same target, heads, row width and page size: the dispatcher could not tell them apart.
 
     But for one whose shapes all have several query tokens a request, beside one of the same element types.

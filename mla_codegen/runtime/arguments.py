@@ -18,7 +18,7 @@ class Argument:
     name      where several records share one, at most one of them fits a kernel
     types     in signatures of kernels: `*i32`, `i32`, `fp32`; a name in braces is a field that the kernel fills in
     meaning   shape, dtype and what it stands for, as docstrings of `run` say it; empty: they don't
-    places    signatures that it belongs to
+    signatures   that it belongs to
     when      what a kernel must have for it (`features`); empty: every kernel has it
     varies    an integer that differs from call to call and must not make another binary
     schema    as an operator of torch.library declares it
@@ -30,7 +30,7 @@ class Argument:
     name: str
     types: str
     meaning: str = ""
-    places: frozenset[str] = frozenset()
+    signatures: frozenset[str] = frozenset()
     when: frozenset[str] = frozenset()
     varies: bool = False
     schema: str = ""
@@ -39,8 +39,8 @@ class Argument:
     default: str = ""
 
 
-def _argument(name: str, types: str, places: str, meaning: str = "", *, when: str = "", **more: object) -> Argument:
-    return Argument(name, types, meaning, frozenset(places.split()), frozenset(when.split()), **more)  # type: ignore[arg-type]
+def _argument(name: str, types: str, signatures: str, meaning: str = "", *, when: str = "", **more: object) -> Argument:
+    return Argument(name, types, meaning, frozenset(signatures.split()), frozenset(when.split()), **more)  # type: ignore[arg-type]
 
 
 def _call(name: str, schema: str, when: str = "") -> Argument:
@@ -74,7 +74,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("kv", "", "run", "[pages, {page_size}, {row}] {kv}, contiguous{aligned}", when="paged"),
     _argument("partial", "*fp32", "stage1 stage2", when="merged"),
     _argument("partial_lse", "*fp32", "stage1 stage2", when="merged"),
-    _argument("shares", "*i32", "stage1 stage2", when="balanced"),
+    _argument("row_parts", "*i32", "stage1 stage2", when="balanced"),
     _argument("out", "{out_type}", "stage1", when="direct"),
     _argument("lse", "*fp32", "stage1", when="direct"),
     _argument(
@@ -127,28 +127,28 @@ ARGUMENTS: tuple[Argument, ...] = (
 )  # fmt: skip
 
 
-def arguments(place: str, features: Iterable[str]) -> list[Argument]:
+def arguments(where: str, features: Iterable[str]) -> list[Argument]:
     """The arguments of a signature, in order; `features`: what the kernel has."""
     have = frozenset(features)
-    found = [one for one in ARGUMENTS if place in one.places and one.when <= have]
-    if place == RUN:  # results behind the inputs
+    found = [one for one in ARGUMENTS if where in one.signatures and one.when <= have]
+    if where == RUN:  # results behind the inputs
         found.sort(key=lambda one: one.late)
     return found
 
 
-def signature(place: str, features: Iterable[str]) -> str:
+def signature(where: str, features: Iterable[str]) -> str:
     """The arguments as a `def` lists them."""
-    return ", ".join(one.name + (f"={one.default}" if one.default else "") for one in arguments(place, features))
+    return ", ".join(one.name + (f"={one.default}" if one.default else "") for one in arguments(where, features))
 
 
-def launched(place: str, features: Iterable[str], facts: Mapping[str, object]) -> str:
+def launched(where: str, features: Iterable[str], facts: Mapping[str, object]) -> str:
     """The arguments as `run` gives them to a kernel."""
-    return ", ".join(one.given.format_map(facts) or one.name for one in arguments(place, features))
+    return ", ".join(one.given.format_map(facts) or one.name for one in arguments(where, features))
 
 
-def varying(place: str, features: Iterable[str]) -> list[str]:
+def varying(where: str, features: Iterable[str]) -> list[str]:
     """Integers that differ from call to call and make no other binary."""
-    return [one.name for one in arguments(place, features) if one.varies]
+    return [one.name for one in arguments(where, features) if one.varies]
 
 
 def schema(features: Iterable[str]) -> str:

@@ -198,7 +198,7 @@ class ContextParallel:
         kv_indptr    [batch + 1] int32 or int64 into `kv`
         kv_len       [batch] int32 or int64 on the device: KV rows of each whole request
         kv_begin     [batch] likewise, with contiguous placement: the place of this rank's first row in the request, if
-                     the rows are not shared out evenly. All rows of a request must lie somewhere, and on one rank
+                     the rows are not split evenly. All rows of a request must lie somewhere, and on one rank
         kv_visible   what `visible` gave for these lengths, in place of kv_len: one kernel less for each layer
         max_kv_len   KV rows on this rank of the longest request, if known; it only helps the choice of kernel
         max_q_len    query rows of the request that has most, if known, likewise

@@ -1,5 +1,6 @@
-"""Element types and KV formats: one record of each, for the generator and for the calls alike."""
+"""Element types and KV formats: one record of each, for the generator, the calls and the checks alike."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +14,16 @@ class Element:
     dtype     torch's
     triton    the name that triton.language and Gluon give it, as in `tl.bfloat16`
     mangled   the name that Triton gives it in signatures of kernels, as in `*bf16`
+    aliases   what else people call it, beside its name in torch
+    infinite  it has infinities
     """
 
     name: str
     dtype: torch.dtype
     triton: str
     mangled: str
+    aliases: tuple[str, ...] = ()
+    infinite: bool = False
 
     @property
     def bytes(self) -> int:
@@ -28,6 +33,11 @@ class Element:
     def fp8(self) -> bool:
         """A float of 8 bits."""
         return self.dtype.is_floating_point and self.bytes == 1
+
+    @property
+    def top(self) -> int:
+        """Exponent of the largest power of two that is one of its numbers."""
+        return math.frexp(torch.finfo(self.dtype).max)[1] - 1
 
     @property
     def torch(self) -> str:
@@ -41,11 +51,14 @@ class Element:
 
 
 _ELEMENTS = (
-    Element("bf16", torch.bfloat16, "bfloat16", "bf16"),
-    Element("fp16", torch.float16, "float16", "fp16"),
-    Element("fp32", torch.float32, "float32", "fp32"),
-    Element("fp8_e4m3fn", torch.float8_e4m3fn, "float8e4nv", "fp8e4nv"),
-    Element("fp8_e4m3fnuz", torch.float8_e4m3fnuz, "float8e4b8", "fp8e4b8"),
+    Element("bf16", torch.bfloat16, "bfloat16", "bf16", infinite=True),
+    Element("fp16", torch.float16, "float16", "fp16", ("half", "f16"), infinite=True),
+    Element("fp32", torch.float32, "float32", "fp32", infinite=True),
+    Element("fp64", torch.float64, "float64", "fp64", infinite=True),
+    Element("fp8_e4m3fn", torch.float8_e4m3fn, "float8e4nv", "fp8e4nv", ("e4m3", "e4m3fn")),
+    Element("fp8_e4m3fnuz", torch.float8_e4m3fnuz, "float8e4b8", "fp8e4b8", ("e4m3fnuz",)),
+    Element("fp8_e5m2", torch.float8_e5m2, "float8e5", "fp8e5", infinite=True),
+    Element("fp8_e5m2fnuz", torch.float8_e5m2fnuz, "float8e5b16", "fp8e5b16"),
     Element("int16", torch.int16, "int16", "i16"),
     Element("int32", torch.int32, "int32", "i32"),
 )

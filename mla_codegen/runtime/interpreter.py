@@ -3,7 +3,7 @@
 As it stands in triton 3.6.0 to 3.9.0 the interpreter multiplies bf16 by its bit patterns, truncates fp32 -> bf16,
 rounds a few per cent of fp8 conversions wrongly, lacks e4m3fnuz in places, has neither inline assembly nor extern
 functions; that of 3.6.0 fails on numpy 2.4, that of 3.9.0 on masks that a scalar condition is part of. `correct()`
-replaces those parts in place; each assembly step gets a plain twin, found by its text, and each extern function one
+replaces those parts in place; each assembly step gets a reference, found by its text, and each extern function one
 found by its symbol.
 """
 
@@ -17,16 +17,9 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-_TORCH = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp64": torch.float64,
-    "fp8e4nv": torch.float8_e4m3fn,
-    "fp8e4b8": torch.float8_e4m3fnuz,
-    "fp8e5": torch.float8_e5m2,
-    "fp8e5b16": torch.float8_e5m2fnuz,
-}
+from .formats import ELEMENTS
+
+_TORCH = {element.mangled: element.dtype for element in ELEMENTS.values()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -68,7 +61,7 @@ def _pair_column(pairs: np.ndarray, shift: int) -> np.ndarray:
 
 
 _PAIR = "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, %s; }"
-TWINS: dict[str, Callable[..., np.ndarray]] = {
+REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "rcp.approx.ftz.f32 $0, $1;": lambda x: np.float32(1.0) / x,
     _PAIR % "a": lambda pairs: _pair_column(pairs, 0),
     _PAIR % "b": lambda pairs: _pair_column(pairs, 8),
@@ -85,10 +78,10 @@ class _AsmResult:
 
 
 def _create_inline_asm(self: Any, asm: str, constraints: str, values: Any, types: Any, is_pure: bool, pack: int) -> Any:
-    twin = TWINS.get(" ".join(asm.split()))
-    if twin is None:
-        raise NotImplementedError(f"no plain twin of this assembly: add one to TWINS in {__name__}: {asm!r}")
-    return _AsmResult(interpreter.TensorHandle(twin(*[value.data for value in values]), types[0].scalar))
+    reference = REFERENCES.get(" ".join(asm.split()))
+    if reference is None:
+        raise NotImplementedError(f"no reference of this assembly: add one to REFERENCES in {__name__}: {asm!r}")
+    return _AsmResult(interpreter.TensorHandle(reference(*[value.data for value in values]), types[0].scalar))
 
 
 def _bool(mask: Any) -> Any:
@@ -105,10 +98,10 @@ def _bool_mask_third(create_masked_store: Callable[..., Any]) -> Callable[..., A
 
 
 def _create_extern(self: Any, library: str, path: str, symbol: str, values: Any, kind: Any, is_pure: bool) -> Any:
-    twin = SYMBOLS.get(symbol)
-    if twin is None:
-        raise NotImplementedError(f"no plain twin of this symbol: add one to SYMBOLS in {__name__}: {symbol!r}")
-    return interpreter.TensorHandle(twin(*[value.data for value in values]), kind.scalar)
+    reference = SYMBOLS.get(symbol)
+    if reference is None:
+        raise NotImplementedError(f"no reference of this symbol: add one to SYMBOLS in {__name__}: {symbol!r}")
+    return interpreter.TensorHandle(reference(*[value.data for value in values]), kind.scalar)
 
 
 class _Extern:

@@ -77,8 +77,8 @@ def addresses(memory: torch.Tensor, base: int, numbers: Sequence[int], integers:
     for count in numbers:
         parts.append(Floats(base, count, memory))
         base += count * NUMBER + ALIGNMENT - 1 & -ALIGNMENT
-    for place in range(len(parts) - integers, len(parts)):
-        parts[place] = Integers(parts[place].address, parts[place].count, memory)
+    for index in range(len(parts) - integers, len(parts)):
+        parts[index] = Integers(parts[index].address, parts[index].count, memory)
     return parts
 
 

@@ -9,7 +9,7 @@ that it chooses was timed.
 
 MAX_SPLITS = 256
 MAX_WAVES = 16  # programs of a call with several splits, in times what the device runs at once: bounds the scratch
-# A KV row's time where few programs read, as a part of its time where all places are taken: programs so large that a
+# A KV row's time where few programs read, as a part of its time where they fill the device: programs so large that a
 # unit holds one of them, and others.
 ALONE = (0.62, 0.56)
 ROWS_PER_SPLIT = 90  # time from a program's start to its first tile, as KV rows of one of as many programs as fit
@@ -22,7 +22,7 @@ def choose_splits(programs: int, kv_len: int, units: int, resident: int, block_n
     programs   programs of a call with one split: query rows x head blocks
     kv_len     KV rows of a request (of the longest, or the mean, as far as the host knows)
     units      compute units of the device
-    resident   programs that share a unit, so that units x resident places run at the same time
+    resident   programs that share a unit, so that units x resident programs run at the same time
     block_n    KV rows of a tile; a split takes whole tiles
 
     More than MAX_WAVES of programs are not taken: they would even out less than what the cost is good for, and every
@@ -45,16 +45,16 @@ def choose_splits(programs: int, kv_len: int, units: int, resident: int, block_n
 def cost(splits: int, programs: int, tiles: int, units: int, resident: int, block_n: int) -> float:
     """Time of `splits` splits of `tiles` tiles, as the KV rows that a program could read in it.
 
-    With waves = ceil(programs x splits / places), where the last one counts whole even if it is not full:
+    With waves = ceil(programs x splits / concurrent), where the last one counts whole even if it is not full:
 
         waves x (rows of a split x max(ALONE, crowding) + ROWS_PER_SPLIT)
-        + programs x splits / places x ROWS_PER_PARTIAL     (with several splits)
+        + programs x splits / concurrent x ROWS_PER_PARTIAL     (with several splits)
 
-    crowding is the part of the places that are taken; with more programs than units, that of the fullest unit.
+    crowding is the part of the device that works; with more programs than units, that of the fullest unit.
     """
-    running, places = programs * splits, units * resident
-    crowding = running / places if running <= units else min(1.0, -(-running // units) / resident)
-    waves = -(-running // places)
+    running, concurrent = programs * splits, units * resident
+    crowding = running / concurrent if running <= units else min(1.0, -(-running // units) / resident)
+    waves = -(-running // concurrent)
     rows = -(-tiles // splits) * block_n
-    merge = running / places * ROWS_PER_PARTIAL if splits > 1 else 0.0
+    merge = running / concurrent * ROWS_PER_PARTIAL if splits > 1 else 0.0
     return waves * (rows * max(ALONE[resident > 1], crowding) + ROWS_PER_SPLIT) + merge

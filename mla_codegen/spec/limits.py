@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from mla_codegen.catalog.limits import CLASSES, limit_names
 from mla_codegen.catalog.releases import RELEASES
+from mla_codegen.runtime.formats import KV_FORMATS
 
-KVDtype = Literal["bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz"]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _MEANINGS = {
@@ -46,6 +46,7 @@ def _fields() -> dict[str, Any]:
 
 
 if TYPE_CHECKING:
+    KVDtype = str
     TritonName = str
     HotLoop = Any
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         """Upper bounds, and lower ones where the name ends in `_at_least`."""
 
 else:
+    KVDtype = Literal[tuple(KV_FORMATS)]
     TritonName = Literal[tuple(RELEASES)]
     _LOOP = {name: _optional(Bound, f"{name} instructions at most") for name in CLASSES}
     HotLoop = create_model("HotLoopLimits", __base__=_Strict, **_LOOP)
@@ -75,13 +77,13 @@ class Limits(OneRelease):
     )
 
     def of(self, kv: str, *, stage_2: bool = False, triton: str | None = None) -> dict[str, Any]:
-        """The limits in force for kernels of this KV element type, as `isa.check` takes them.
+        """The limits in force for kernels of this KV element type, as `inspect.limits` takes them.
 
         triton   the release that compiles them (3.6); None: one without limits of its own
         """
         found: dict[str, Any] = {}
         for layer in (self, self.per_triton.get(triton or "")):
-            for part in (layer, layer.per_kv.get(kv)) if layer else ():  # type: ignore[call-overload]
+            for part in (layer, layer.per_kv.get(kv)) if layer else ():
                 own = part.model_dump(exclude_none=True, exclude={"per_kv", "per_triton"}) if part else {}
                 for name, bound in own.items():
                     found[name] = {**found.get(name, {}), **bound} if isinstance(bound, dict) else bound

@@ -6,12 +6,12 @@ The rules read the spec's plain data, not the validated model, so that they spea
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, get_args
+from typing import Any
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.targets import TARGETS, Target, find_target
 from mla_codegen.runtime.formats import KV_FORMATS
-from mla_codegen.spec.datamodel import PAGE_SIZES, KVDtype, Settings, apply_optimizations, edits
+from mla_codegen.spec.datamodel import PAGE_SIZES, Settings, apply_optimizations, edits
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted, unknown_target
 from mla_codegen.spec.source import Source
 from mla_codegen.spec.tree import Node
@@ -126,7 +126,7 @@ def _settings_of_one_shape(data: dict[str, Any]) -> Iterator[Problem]:
 
 def _unused_per_kv(data: dict[str, Any]) -> Iterator[Problem]:
     kvs = _kv(data)
-    if not set(kvs) <= set(get_args(KVDtype)):
+    if not set(kvs) <= set(KV_FORMATS):
         return  # a misspelt type would make its settings look unused
     owners: list[tuple[Loc, Any]] = [((name,), data.get(name)) for name in ("defaults", "limits")]
     owners += [(("shapes", i), shape) for i, shape in enumerate(_list(data.get("shapes")))]

@@ -5,14 +5,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.runtime.formats import ELEMENTS
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean, quoted
 from mla_codegen.spec.schema import alternatives, flat, homes, keys_at
 from mla_codegen.spec.source import Source
 from mla_codegen.spec.tree import Value
 
 MOST = 1000  # findings that are put into words
-ALIASES = {"float16": "fp16", "half": "fp16", "f16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8_e4m3fn"}
-ALIASES |= {"float8_e4m3fnuz": "fp8_e4m3fnuz", "e4m3": "fp8_e4m3fn", "e4m3fn": "fp8_e4m3fn", "e4m3fnuz": "fp8_e4m3fnuz"}
+ALIASES = {alias: one.name for one in ELEMENTS.values() for alias in (one.torch.removeprefix("torch."), *one.aliases)}
 
 
 def problems_of(error: ValidationError, source: Source) -> list[Problem]:

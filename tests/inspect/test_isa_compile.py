@@ -82,7 +82,7 @@ def rows(cache):
 @pytest.mark.parametrize("name", ["gfx942", "gfx950", "sm_90"])
 def test_a_kernel_is_compiled_and_counted_without_a_gpu(rows, name):
     row = rows[name]
-    assert row.ok, table.complaints([row])
+    assert row.ok, table.violations([row])
     report = row.report
     assert report.registers > 0
     assert report.code_bytes > 0
@@ -281,7 +281,7 @@ def test_tables_and_json_show_every_row(rows):
     for name in CASES:
         assert name in text
     assert "matrix / 64 KV rows" in text
-    assert any("vgpr_spills is" in line for line in table.complaints(found))
+    assert any("vgpr_spills is" in line for line in table.violations(found))
     data = {entry["label"]: entry for entry in json.loads(table.to_json(found))}
     assert (
         data["gfx942"]["report"]["hot"]["per_64_rows"]["matrix"]

@@ -12,7 +12,7 @@ from builds import plan_of
 from mla_codegen.inspect import Case, Compiled, compile_jobs, hazards, inspect_cases
 from mla_codegen.inspect.hazards import Hazard
 from mla_codegen.inspect.plans import subjects_of
-from mla_codegen.inspect.table import as_dict, complaints
+from mla_codegen.inspect.table import as_dict, violations
 
 DATA = Path(__file__).parent / "data"
 
@@ -203,5 +203,5 @@ def test_a_kernel_with_assembly_is_not_all_right() -> None:
     )
     assert right.ok and right.report is not None and not right.report.hazards
     assert not wrong.ok and wrong.report is not None and wrong.report.hazards
-    assert "v_perm_b32" in complaints([wrong])[0] and not complaints([right])
+    assert "v_perm_b32" in violations([wrong])[0] and not violations([right])
     assert as_dict(wrong)["report"]["hazards"][0]["first"]["opcode"] == "v_perm_b32"

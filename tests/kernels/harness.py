@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 import yaml
+from builds import plan_of
 
 from mla_codegen.check.reference import Case, poisoned_scratch, reference, relative_l2
-from mla_codegen.plan.resolve import KernelPlan, Plan, make_plan
+from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish.write import fresh_build, publish
-from mla_codegen.spec.load import parse_spec
 
 REPORTS: dict[str, dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "public_reports.yaml").read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def make_spec(
 
 def make_plans(spec: dict[str, Any]) -> Plan:
     """The plan of a spec given as data, named `spec`."""
-    return make_plan(parse_spec(yaml.safe_dump(spec), "spec.yaml").spec, "spec.yaml")
+    return plan_of(spec, "spec.yaml")
 
 
 class Kernels:

@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], dict[str, Any], str]] = {
     "tile": (CDNA4_FP8, {}, {"block_n": 64}, "block_n is 128 in it for fp8_e4m3fn KV without fp8_mma, not 64"),
     "tile of fp8_mma": (TILE64, {}, {"block_n": 128}, "block_n is 64 in it for fp8_e4m3fn KV with fp8_mma, not 128"),
     "tile of bf16": (CDNA3_BF16, {}, {"block_n": 64}, "block_n is 32 in it for bf16 KV, not 64"),
-    "waves": (ONE_FP8, {}, {"num_warps": 8}, "num_warps 8: 4 share out 16 heads"),
+    "waves": (ONE_FP8, {}, {"num_warps": 8}, "num_warps 8: 4 split 16 heads"),
     "stages": (CDNA4_FP8, {}, {"num_stages": 3}, "num_stages 3: one tile is in LDS"),
     "occupancy": (CDNA4_FP8, {}, {"waves_per_eu": 3}, "waves_per_eu 3: the kernels need more than 170 registers"),
     "another fp8": (replace(TILE64, kv="fp8_e4m3fnuz"), {}, {}, "not of fp8_e4m3fnuz"),

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from builds import build
 from harness import REPORTS, make_plans, make_spec
 
 from mla_codegen.inspect import inspect_cases
 from mla_codegen.inspect.plans import subjects_of
-from mla_codegen.publish.write import fresh_build, publish
 
 FOREIGN = REPORTS["e4m3fn-on-gfx942"]
 
@@ -66,7 +66,7 @@ for stage in ("stage1", "stage2"):
 def test_calls_of_any_batch_share_one_binary(tmp_path: Path, general: int) -> None:
     """Numbers that are 1 or divisible by 16 make no binaries of their own: first calls would wait for a compiler."""
     plan = make_plans(make_spec(kv=["bf16"], optimizations=["exp2"]))
-    publish(fresh_build([plan], tmp_path / "binaries"), tmp_path / "binaries", {plan.name})
+    build([plan], tmp_path / "binaries")
     kernel = plan.general("bf16")[general]
     script = SPECIALISE if general else SPECIALISE.replace('("stage1", "stage2")', '("stage1",)')
     env = {**os.environ, "TRITON_INTERPRET": "0"}

@@ -22,7 +22,7 @@ def test_every_combination_is_judged_by_the_plan() -> None:
         kernel = plan.kernels[0]
         assert kernel.shared_bytes <= TARGETS["sm_80"].shared_bytes
         assert (kernel.splits or 1) * kernel.block_n < 8192 + kernel.block_n
-        assert 4 * (kernel.splits or 1) <= MAX_WAVES * kernel.places
+        assert 4 * (kernel.splits or 1) <= MAX_WAVES * kernel.concurrent
     assert reasons  # tiles of 128 rows in 4 stages do not fit, for one
     with pytest.raises(ValueError, match="shared memory"):
         where.candidate({"block_n": 128, "num_stages": 4})

@@ -182,4 +182,4 @@ def test_every_target_plans_fp8_and_bf16(target: str) -> None:
     assert {k.target for k in plan.kernels} == {target}
     for found in plan.kernels:
         assert 0 < found.shared_bytes <= TARGETS[target].shared_bytes
-        assert found.places >= TARGETS[target].compute_units
+        assert found.concurrent >= TARGETS[target].compute_units

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from builds import build, plan_of
 from typer.testing import CliRunner
 
 from mla_codegen.check.leaderboard import Model, load_submission, make_data, passes_leaderboard, verify_submission
@@ -25,10 +26,9 @@ from mla_codegen.publish import bundle as bundle_module
 from mla_codegen.publish.bundle import Refused, bundle
 from mla_codegen.publish.merge import merge, parse_module
 from mla_codegen.publish.submission import refusals
-from mla_codegen.publish.write import fresh_build, publish
 from mla_codegen.render.templates import render_kernels
 from mla_codegen.runtime import interpreter
-from mla_codegen.spec.load import load_spec, parse_spec
+from mla_codegen.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]
 MODEL = Model(heads=2, latent=64, rope=32)
@@ -44,10 +44,6 @@ SPEC = {
     ],
 }
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
-
-
-def plan_of(spec: dict[str, Any], file: str = "small.yaml") -> Plan:
-    return make_plan(parse_spec(yaml.safe_dump(spec), file).spec, file)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +64,7 @@ def submission(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The same spec as a folder: its dispatch module."""
     out = tmp_path_factory.mktemp("folder") / "bundle_folder"
-    plan = plan_of(SPEC)
-    publish(fresh_build([plan], out), out, {plan.name})
+    build([plan_of(SPEC)], out)
     sys.path.insert(0, str(out.parent))
     yield importlib.import_module("bundle_folder.dispatch")
 

@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from builds import plan_of
 
 from mla_codegen.check.leaderboard import verify_submission
-from mla_codegen.plan.resolve import make_plan
 from mla_codegen.publish.bundle import bundle
-from mla_codegen.runtime import interpreter
-from mla_codegen.spec.load import parse_spec
+from mla_codegen.runtime import formats, interpreter
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors are on the CPU, for the interpreter")
 SERVER = Path(__file__).parent / "server.py"
-CORRECTIONS = Path(interpreter.__file__)  # of Triton's interpreter, which stands in for the GPU
+CORRECTIONS = (interpreter, formats)  # of Triton's interpreter, which stands in for the GPU
 TASK = "import torch\n\ninput_t, output_t = tuple, torch.Tensor\n"
 HALF = """
 import torch
@@ -53,8 +51,11 @@ def serve(folder: Path, submission: str, configs: list[dict[str, Any]]) -> dict[
     (folder / "task.py").write_text(TASK)
     (folder / "submission.py").write_text(submission, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    shutil.copy(CORRECTIONS, folder / "corrections.py")
-    begin = "import corrections, runpy; corrections.correct(); runpy.run_path('server.py', run_name='__main__')"
+    for module in CORRECTIONS:
+        (folder / "corrections").mkdir(exist_ok=True)
+        shutil.copy(str(module.__file__), folder / "corrections")
+    begin = "import runpy, corrections.interpreter as interpreter; interpreter.correct(); "
+    begin += "runpy.run_path('server.py', run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", begin, json.dumps(configs)], cwd=folder, text=True, capture_output=True, timeout=300,
         env={**environment, "TRITON_INTERPRET": "1"}, check=False,
@@ -73,7 +74,7 @@ def test_a_bundle_runs_unchanged(tmp_path: Path, kinds: list[str]) -> None:
         "defaults": {"block_n": 32, "num_stages": 1, "optimizations": ["exp2", "direct_out", "packed_fp8"]},
         "shapes": [{"batch": 4, "kv_len": 64, "splits": 2}, {"batch": 5, "kv_len": 100, "splits": 1}],
     }
-    text = bundle(make_plan(parse_spec(yaml.safe_dump(spec), "small.yaml").spec, "small.yaml"), "mla", "MI355X")
+    text = bundle(plan_of(spec), "mla", "MI355X")
     shapes = [(4, 64), (5, 100), (3, 70), (1, 1)]
     said = serve(tmp_path, text, [config(*shape, 4, 64, 32) for shape in shapes])
     assert "triton" in said["modules"] and "mla_codegen" not in said["modules"]

@@ -40,7 +40,7 @@ def golden_plan(path: Path) -> Plan:
 
 
 def combination(kernel: KernelPlan) -> str:
-    """The alternatives that a kernel is made of: family, what a KV row is, where rows lie, how work is shared out."""
+    """The alternatives that a kernel is made of: family, what a KV row is, where rows lie, the work partition."""
     f = kernel.details
     form = [f.kind] if hasattr(f, "kind") else [f.format, *f.decode_step.split("_")[1:2]]
     if kernel.fp8_products or getattr(f, "two_numbers", False):

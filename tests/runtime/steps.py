@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 import yaml
+from builds import build, plan_of
 
 from mla_codegen.check.reference import TORCH, Case, reference, relative_l2
-from mla_codegen.plan.resolve import Plan, make_plan
-from mla_codegen.publish.write import fresh_build, publish
-from mla_codegen.spec.load import parse_spec
+from mla_codegen.plan.resolve import Plan
 
 SMALL = {
     "target": "portable",
@@ -46,8 +45,8 @@ class Built:
 
 def built(spec: dict[str, Any], folder: Path, package: str) -> Built:
     """Build `spec` into a package of a name that nobody else imports."""
-    plan = make_plan(parse_spec(yaml.safe_dump(spec), "spec.yaml").spec, "spec.yaml")
-    publish(fresh_build([plan], folder / package), folder / package, {plan.name})
+    plan = plan_of(spec, "spec.yaml")
+    build([plan], folder / package)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()

@@ -16,7 +16,7 @@ CALLS = [
     (64, 8192, 10241, "balanced"),
     (64, 8192, None, "balanced"),
     (64, 4095, None, "split"),  # less than 2^18 rows in all
-    (256, 1024, None, "direct"),  # short requests: little to share out
+    (256, 1024, None, "direct"),  # short requests: little to split
     (4, 1024, None, "b4_kv1024"),
     (4, 1024, 4096, "balanced"),
     (1, 100, 500_000, "split"),  # alone: nothing to balance

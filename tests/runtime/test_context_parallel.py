@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
-
-from mla_codegen.plan.resolve import make_plan
-from mla_codegen.publish.write import fresh_build, publish
-from mla_codegen.spec.load import parse_spec
+from builds import build, plan_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -45,8 +41,7 @@ PACKAGE = "context_parallel_build"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the generated package."""
     folder = tmp_path_factory.mktemp("context_parallel")
-    plan = make_plan(parse_spec(yaml.safe_dump(SPEC), "spec.yaml").spec, "spec.yaml")
-    publish(fresh_build([plan], folder / PACKAGE), folder / PACKAGE, {plan.name})
+    build([plan_of(SPEC, "spec.yaml")], folder / PACKAGE)
     sys.path.insert(0, str(folder))
     return folder
 

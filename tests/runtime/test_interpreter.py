@@ -1,4 +1,4 @@
-"""The interpreter's corrections, value by value, against torch; and the plain twin of each assembly step."""
+"""The interpreter's corrections, value by value, against torch; and the reference of each assembly step."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ interpreter.correct()
 BF16 = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 BYTES = torch.arange(256, dtype=torch.int32).to(torch.uint8)
 FP8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
-PAIR_EVEN, PAIR_ODD = (next(text for text in interpreter.TWINS if f"e4m3x2 $0, {half};" in text) for half in "ab")
+PAIR_EVEN, PAIR_ODD = (next(text for text in interpreter.REFERENCES if f"e4m3x2 $0, {half};" in text) for half in "ab")
 
 
 @triton.jit
@@ -187,13 +187,13 @@ def test_numbers_of_64_bits(number: int) -> None:
     assert alone.tolist() == [number, 0]
 
 
-def test_assembly_without_a_twin_is_named() -> None:
-    with pytest.raises(Exception, match=r"no plain twin of this assembly.*bfe\.u32"):
+def test_assembly_without_a_reference_is_named() -> None:
+    with pytest.raises(Exception, match=r"no reference of this assembly.*bfe\.u32"):
         assembly[(1,)](BYTES.float(), BYTES.float(), ASM="bfe.u32 $0, $1;", CONSTRAINTS="=r,r", PACK=1, N=256)
 
 
-def test_a_symbol_without_a_twin_is_named() -> None:
-    with pytest.raises(Exception, match=r"no plain twin of this symbol.*llvm\.amdgcn\.sin"):
+def test_a_symbol_without_a_reference_is_named() -> None:
+    with pytest.raises(Exception, match=r"no reference of this symbol.*llvm\.amdgcn\.sin"):
         intrinsic[(1,)](BYTES.float(), BYTES.float(), SINE=True, N=256)
 
 

@@ -1,6 +1,6 @@
 """The operators of torch.library: opcheck, torch.compile without a graph break, and the same bits as the plain call."""
 
-import importlib.util
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from builds import build, plan_of
 
+from mla_codegen.check.modules import import_file
 from mla_codegen.check.reference import Case, make_case, reference, relative_l2
-from mla_codegen.plan.resolve import make_plan
-from mla_codegen.publish.write import fresh_build, publish
-from mla_codegen.spec.load import parse_spec
 
 HEADS, LATENT, ROPE = 2, 64, 32
 SPEC = {
@@ -32,8 +30,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def package(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The generated package's dispatcher, its operators, and the function over them."""
     folder = tmp_path_factory.mktemp("operators")
-    plan = make_plan(parse_spec(yaml.safe_dump(SPEC), "spec.yaml").spec, "spec.yaml")
-    publish(fresh_build([plan], folder / PACKAGE), folder / PACKAGE, {plan.name})
+    build([plan_of(SPEC, "spec.yaml")], folder / PACKAGE)
     sys.path.insert(0, str(folder))
     return SimpleNamespace(
         mla_decode=importlib.import_module(f"{PACKAGE}.op").mla_decode,
@@ -194,15 +191,9 @@ def test_plain_results_claim_no_grad(package: SimpleNamespace) -> None:
 
 def load(folder: Path, name: str) -> SimpleNamespace:
     """A build as a package of that name."""
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     for old in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
         del sys.modules[old]
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    import_file(folder / "__init__.py", name)
     return SimpleNamespace(
         op=importlib.import_module(f"{name}.op"), dispatch=importlib.import_module(f"{name}.dispatch")
     )
@@ -231,9 +222,9 @@ def test_builds_of_one_name(tmp_path: Path) -> None:
     cases, folders = {}, {}
     for name, latent in latents.items():
         spec = {**SPEC, "model": {**SPEC["model"], "kv_lora_rank": latent}}
-        plan = make_plan(parse_spec(yaml.safe_dump(spec), "spec.yaml").spec, "spec.yaml")
+        plan = plan_of(spec, "spec.yaml")
         folders[name] = tmp_path / name / "same"
-        publish(fresh_build([plan], folders[name]), folders[name], {plan.name})
+        build([plan], folders[name])
         cases[name] = make_case([40, 3], heads=HEADS, latent=latent, rope=ROPE, kv_dtype="bf16").to(device)
     by_name = {name: load(folders[name], f"{name}_same") for name in latents}
     in_turn = {name: load(folders[name], "same") for name in latents}
@@ -248,9 +239,9 @@ def test_builds_of_one_name(tmp_path: Path) -> None:
 def test_a_package_that_is_imported_again(tmp_path: Path) -> None:
     """importlib.reload of each module, and an import after all were forgotten: operators and compiled calls go on."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    plan = make_plan(parse_spec(yaml.safe_dump(SPEC), "spec.yaml").spec, "spec.yaml")
+    plan = plan_of(SPEC, "spec.yaml")
     folder = tmp_path / "reloaded"
-    publish(fresh_build([plan], folder), folder, {plan.name})
+    build([plan], folder)
     case = make_case([40, 3], heads=HEADS, latent=LATENT, rope=ROPE, kv_dtype="bf16").to(device)
     first = load(folder, "reloaded_build")
     compiled = torch.compile(first.op.mla_decode, fullgraph=True, backend="aot_eager")
@@ -270,8 +261,8 @@ def test_a_namespace_of_others(tmp_path: Path) -> None:
     """Operators of somebody else under the package's name."""
     others = torch.library.Library("taken_by_others", "DEF")
     others.define("mla_decode(Tensor q) -> Tensor")
-    plan = make_plan(parse_spec(yaml.safe_dump(SPEC), "spec.yaml").spec, "spec.yaml")
-    publish(fresh_build([plan], tmp_path / "taken"), tmp_path / "taken", {plan.name})
+    plan = plan_of(SPEC, "spec.yaml")
+    build([plan], tmp_path / "taken")
     module = load(tmp_path / "taken", "taken_by_others")
     assert module.op.operators.name.startswith("taken_by_others_")
     compiles(module, make("bf16", "cuda" if torch.cuda.is_available() else "cpu"))

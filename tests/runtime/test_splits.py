@@ -16,10 +16,10 @@ tiles = st.sampled_from([16, 32, 64, 128, 256])
 def cost(splits: int, programs: int, kv_len: int, units: int, resident: int, block_n: int) -> float:
     """As the rule's documentation counts it."""
     rows = -(-max(1, -(-kv_len // block_n)) // splits) * block_n
-    running, places = programs * splits, units * resident
-    crowding = running / places if running <= units else min(-(-running // units), resident) / resident
-    waves = -(-running // places)
-    merge = running / places * ROWS_PER_PARTIAL if splits > 1 else 0
+    running, concurrent = programs * splits, units * resident
+    crowding = running / concurrent if running <= units else min(-(-running // units), resident) / resident
+    waves = -(-running // concurrent)
+    merge = running / concurrent * ROWS_PER_PARTIAL if splits > 1 else 0
     return waves * (rows * max(ALONE[resident > 1], crowding) + ROWS_PER_SPLIT) + merge
 
 

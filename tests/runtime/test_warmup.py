@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from builds import build, plan_of
 
 from mla_codegen.check.reference import make_case
-from mla_codegen.plan.resolve import make_plan
-from mla_codegen.publish.write import fresh_build, publish
-from mla_codegen.spec.load import parse_spec
 
 HEADS, LATENT, ROPE = 2, 64, 32
 SPEC = {
@@ -37,8 +34,7 @@ Kinds = dict[tuple[str, str], set[tuple[Any, ...]]]
 def package(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The generated package's dispatch and warmup modules."""
     folder = tmp_path_factory.mktemp("warmup")
-    plan = make_plan(parse_spec(yaml.safe_dump(SPEC), "spec.yaml").spec, "spec.yaml")
-    publish(fresh_build([plan], folder / PACKAGE), folder / PACKAGE, {plan.name})
+    build([plan_of(SPEC, "spec.yaml")], folder / PACKAGE)
     sys.path.insert(0, str(folder))
     return SimpleNamespace(
         dispatch=importlib.import_module(f"{PACKAGE}.dispatch"),

@@ -12,35 +12,20 @@ from numpy.typing import NDArray
 
 from mla_codegen.check.emulate import floats
 from mla_codegen.check.emulate.errors import EmulatorError
+from mla_codegen.runtime.formats import ELEMENTS
 
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _STORAGE = {
     "int1": np.dtype(np.bool_),
     "fp16": np.dtype(np.float16),
     "fp32": np.dtype(np.float32),
     "fp64": np.dtype(np.float64),
     "bf16": np.dtype(np.uint16),
-} | {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
+} | {name: np.dtype(name) for name in _INTEGERS}
 _STORAGE |= {name: np.dtype(np.uint8) for name in floats.FP8}
 
-FROM_TORCH = {
-    torch.bool: tl.int1,
-    torch.int8: tl.int8,
-    torch.uint8: tl.uint8,
-    torch.int16: tl.int16,
-    torch.uint16: tl.uint16,
-    torch.int32: tl.int32,
-    torch.uint32: tl.uint32,
-    torch.int64: tl.int64,
-    torch.uint64: tl.uint64,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-    torch.float8_e4m3fn: tl.float8e4nv,
-    torch.float8_e4m3fnuz: tl.float8e4b8,
-    torch.float8_e5m2: tl.float8e5,
-    torch.float8_e5m2fnuz: tl.float8e5b16,
-}
+FROM_TORCH = {element.dtype: getattr(tl, element.triton) for element in ELEMENTS.values()}
+FROM_TORCH |= {torch.bool: tl.int1, **{getattr(torch, name): getattr(tl, name) for name in _INTEGERS}}
 
 
 @lru_cache(maxsize=64)

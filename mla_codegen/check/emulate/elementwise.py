@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import triton.language.core as tl
 
-from mla_codegen.check.emulate import asm as twins
+from mla_codegen.check.emulate import asm as assembly
 from mla_codegen.check.emulate import dtypes, externs
 from mla_codegen.check.emulate.errors import EmulatorError
 from mla_codegen.check.emulate.lang import plain
@@ -144,43 +144,46 @@ def extern(fn: Callable[..., Any]) -> Callable[..., Any]:
 def extern_elementwise(
     lib_name: Any, lib_path: Any, args: Any, arg_type_symbol_dict: Any, is_pure: Any = True, _semantic: Any = None
 ) -> Tensor:
-    """Runs the plain twin of the symbol that the arguments' types choose (`emulate.externs`)."""
+    """Runs the reference of the symbol that the arguments' types choose (`emulate.externs`)."""
     inputs = [as_tensor(arg) for arg in args]
     kinds = tuple(x.dtype for x in inputs)
     if kinds not in arg_type_symbol_dict:
         known = "; ".join(str([str(kind) for kind in key]) for key in arg_type_symbol_dict)
         raise EmulatorError(f"an extern function of {known} is called with {[str(kind) for kind in kinds]}")
     symbol, kind = arg_type_symbol_dict[kinds]
-    if symbol not in externs.TWINS:
-        raise EmulatorError(f"no twin for the symbol {symbol!r}", f"add one with @twin(...) in {externs.__name__}")
+    if symbol not in externs.REFERENCES:
+        raise EmulatorError(
+            f"no reference for the symbol {symbol!r}", f"add one with @reference(...) in {externs.__name__}"
+        )
     shape, layout = _common_shape(inputs, f"the arguments of {symbol}")
-    result = externs.TWINS[symbol](*[np.broadcast_to(x.data, shape) for x in inputs])
+    result = externs.REFERENCES[symbol](*[np.broadcast_to(x.data, shape) for x in inputs])
     return Tensor(result.astype(dtypes.storage_type(kind), copy=False), kind, layout)
 
 
 def inline_asm_elementwise(
     asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any = True, pack: Any = 1
 ) -> Any:
-    """Runs the plain twin of the assembly (`mla_codegen.check.emulate.asm`)."""
+    """Runs the reference of the assembly (`mla_codegen.check.emulate.asm`)."""
     text = plain(asm)
     inputs = [as_tensor(arg) for arg in args]
     shape, layout = _common_shape(inputs, "inline assembly operands")
     try:
-        results = twins.run(text, [np.broadcast_to(x.data, shape) for x in inputs])
-    except twins.UnknownAssembly as unknown:
+        results = assembly.run(text, [np.broadcast_to(x.data, shape) for x in inputs])
+    except assembly.UnknownAssembly as unknown:
         raise EmulatorError(str(unknown)) from None
     dtype = plain(dtype)
     kinds = [plain(kind) for kind in dtype] if isinstance(dtype, (tuple, list)) else [dtype]
     if len(results) != len(kinds):
         raise EmulatorError(
-            f"the twin of {twins.normalise(text)!r} gives {len(results)} outputs, the call names {len(kinds)} types"
+            f"the reference of {assembly.normalise(text)!r} gives {len(results)} outputs, "
+            f"the call names {len(kinds)} types"
         )
     outputs = []
     for result, kind in zip(results, kinds, strict=True):
         want = dtypes.storage_type(kind)
         if result.dtype.itemsize != want.itemsize:
             raise EmulatorError(
-                f"the twin of {twins.normalise(text)!r} gives {result.dtype} where the call says {kind}"
+                f"the reference of {assembly.normalise(text)!r} gives {result.dtype} where the call says {kind}"
             )
         outputs.append(Tensor(result if result.dtype == want else result.view(want), kind, layout))
     return tuple(outputs) if isinstance(dtype, (tuple, list)) else outputs[0]

@@ -1,7 +1,8 @@
-"""Plain twins of the functions that kernels take from outside, by symbol: AMD's single instructions.
+"""References of the functions that kernels take from outside, by symbol: AMD's single instructions.
 
-A twin gets the element arrays of the arguments and returns the result's, as the twins of `asm` do. To add one, decorate
-a function with `@twin("the symbol")`; `tests/check/emulate/test_emulate_externs.py` holds each to its definition.
+A reference gets the element arrays of the arguments and returns the result's, as those of `asm` do. To add one,
+decorate a function with `@reference("the symbol")`; `tests/check/emulate/test_emulate_externs.py` holds each to its
+definition.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from mla_codegen.check.emulate import asm
 
 Array = NDArray[Any]
 
-TWINS: dict[str, Callable[..., Array]] = {}
+REFERENCES: dict[str, Callable[..., Array]] = {}
 
 
-def twin(symbol: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Register the decorated function as the twin of the symbol."""
+def reference(symbol: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Register the decorated function as the reference of the symbol."""
 
     def register(function: Callable[..., Array]) -> Callable[..., Array]:
-        TWINS[symbol] = function
+        REFERENCES[symbol] = function
         return function
 
     return register
@@ -40,7 +41,7 @@ def _words(bytes_: Array) -> Array:
     return words
 
 
-@twin("llvm.amdgcn.perm")
+@reference("llvm.amdgcn.perm")
 def perm(high: Array, low: Array, selector: Array) -> Array:
     """v_perm_b32: byte i of the selector picks byte i out of {high, low}: 0..3 low's, 4..7 high's, 12 zero."""
     picks = _bytes(selector)
@@ -50,14 +51,14 @@ def perm(high: Array, low: Array, selector: Array) -> Array:
     return _words(np.take_along_axis(pool, picks.astype(np.intp), axis=-1))
 
 
-@twin("llvm.amdgcn.lerp")
+@reference("llvm.amdgcn.lerp")
 def lerp(x: Array, y: Array, rounding: Array) -> Array:
     """v_lerp_u8: (x + y + the lowest bit of rounding) >> 1 of each of four unsigned bytes."""
     wide_x, wide_y, wide_rounding = (_bytes(words).astype(np.uint16) for words in (x, y, rounding))
     return _words(((wide_x + wide_y + (wide_rounding & 1)) >> 1).astype(np.uint8))
 
 
-@twin("llvm.amdgcn.rcp.f32")
+@reference("llvm.amdgcn.rcp.f32")
 def rcp(x: Array) -> Array:
     """v_rcp_f32: within 1 ulp on the hardware, rounded correctly here."""
     return asm.reciprocal(x)

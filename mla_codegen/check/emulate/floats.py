@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-FP8: dict[str, torch.dtype] = {
-    "fp8e4nv": torch.float8_e4m3fn,  # OCP e4m3fn: largest 448, NaN 0x7f and 0xff
-    "fp8e4b8": torch.float8_e4m3fnuz,  # gfx942's own: largest 240, NaN 0x80, no minus zero
-    "fp8e5": torch.float8_e5m2,  # OCP e5m2: largest finite 57344, has infinities
-    "fp8e5b16": torch.float8_e5m2fnuz,
-}
+from mla_codegen.runtime.formats import ELEMENTS
+
+FP8: dict[str, torch.dtype] = {element.mangled: element.dtype for element in ELEMENTS.values() if element.fp8}
 
 _LARGEST = {name: np.float32(torch.finfo(kind).max) for name, kind in FP8.items()}
 _NAN = {"fp8e4nv": 0x7F, "fp8e4b8": 0x80, "fp8e5": 0x7F, "fp8e5b16": 0x80}

@@ -43,7 +43,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Race:
-    """Time candidates in turns."""
+    """Time candidates, interleaved."""
 
     builts: tuple[Built, ...]
     workload: Workload

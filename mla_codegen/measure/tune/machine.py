@@ -1,4 +1,4 @@
-"""The GPU as the search sees it: candidates are compiled and checked in parallel, then timed alone, in turns.
+"""The GPU as the search sees it: candidates are compiled and checked in parallel, then timed alone, interleaved.
 
 This process never touches the device, so neither a crash nor a hang of a candidate reaches it.
 """

@@ -1,7 +1,7 @@
 """Which candidates are tried: all of them where they are few, else those that a seeded TPE asks for.
 
 Timings that the store has are taken from it, so an interrupted search, begun again, asks for the same candidates and
-goes on where it stopped. They may come from another day; the finalists are therefore timed anew, in turns with the
+goes on where it stopped. They may come from another day; the finalists are therefore timed anew, interleaved with the
 current setting, and only that decides.
 """
 
@@ -27,14 +27,14 @@ class Machine(Protocol):
     batch: int
 
     def measure(self, workload: Workload, candidates: Sequence[Candidate], final: bool) -> list[Measured]:
-        """What became of each: timed in turns with the others if it is right. `final`: more rounds."""
+        """What became of each: timed interleaved with the others if it is right. `final`: more rounds."""
 
 
 @dataclass(frozen=True)
 class Found:
     """The end of one search. `winner` is `current` unless something beat it by more than the noise.
 
-    now, best       of both, timed in turns with each other
+    now, best       of both, timed interleaved
     tried, reused   candidates measured or taken from the store, and those of them that the store had
     dropped         why candidates were dropped: reason -> how many
     """

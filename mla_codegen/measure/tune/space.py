@@ -129,7 +129,7 @@ class Space:
         if settings and splits > tiles:
             return f"{splits} splits of {tiles} tiles"
         programs = self.shape.batch * kernel.programs_of(self.shape.q_len) * splits
-        if settings and splits > 1 and programs > MAX_WAVES * kernel.places:
+        if settings and splits > 1 and programs > MAX_WAVES * kernel.concurrent:
             return f"{splits} splits are more than {MAX_WAVES} waves of programs"
         return plan
 

@@ -9,22 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import FUSED, Stage, stage1, stage2
 from mla_codegen.plan.work import BALANCED_ROWS
+from mla_codegen.runtime.formats import ELEMENTS
 from mla_codegen.spec.errors import Problem
 
 LATENTS = (256, 512)
 ROPE = 64
 STAGES = 2  # tiles: one in LDS, the next in registers
 WAVES_PER_EU = 2
-SIMDS, REGISTERS = 4, 512  # of a CU, and of a SIMD's lanes: shared out among the waves on it
+SIMDS, REGISTERS = 4, 512  # of a CU, and of a SIMD's lanes: divided among the waves on it
 # Of the LSE, for scores of a few units, by the fp8 numbers that q becomes. With bf16 it is of weights rounded to bf16.
 LSE_BOUNDS = {0: 2e-3, 1: 0.2, 2: 5e-3}
-WEIGHT_SHIFTS = {240.0: 7.0, 448.0: 8.0}  # weights end at 1: as far as fp8 reaches
-FP8_FORMATS = {"fp8_e4m3fnuz": ("gl.float8e4b8", 240.0, "0x40"), "fp8_e4m3fn": ("gl.float8e4nv", 448.0, "0x38")}
+FP8_ONE = {"fp8_e4m3fnuz": "0x40", "fp8_e4m3fn": "0x38"}  # the byte of 1.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Details:
         return "LATENT // 4" if self.fp8 else "LATENT"
 
     def lanes(self, columns: int, bytes_of_lane: int) -> str:
-        """How the 64 lanes of a wave share out rows of `columns`, as many columns a lane as 16 bytes hold."""
+        """How the 64 lanes of a wave split rows of `columns`, as many columns a lane as 16 bytes hold."""
         return f"[{64 * bytes_of_lane // columns}, {columns // bytes_of_lane}]"
 
     def rows_at_once(self, columns: int, bytes_of_lane: int) -> int:
@@ -322,7 +324,7 @@ class AmdGluon(Family):
         waves_per_eu = knobs.take("waves_per_eu", WAVES_PER_EU)
         problems = []
         if num_warps != form.waves[block_h]:
-            what = f"num_warps {num_warps}: {form.waves[block_h]} share out {block_h} heads and tiles of {block_n} rows"
+            what = f"num_warps {num_warps}: {form.waves[block_h]} split {block_h} heads and tiles of {block_n} rows"
             problems.append(Problem(knobs.loc("num_warps"), what, fix=f"num_warps: {form.waves[block_h]}"))
         if num_stages != STAGES:
             what = f"num_stages {num_stages}: one tile is in LDS and the next one in registers, no more and no less"
@@ -347,7 +349,7 @@ class AmdGluon(Family):
         in_lds = form.keeps_in_lds(block_h, packed)
         head_waves = block_h // 16
         column_waves = numbers.num_warps // head_waves
-        gl_fp8, fp8_max, fp8_one = FP8_FORMATS[taken_as]
+        fp8 = ELEMENTS[taken_as]
         unit = 0 if transposes else request.latent // 64
         heads_of_waves = [[base, 0] for base in _doublings(16, 16 * head_waves)]
         maxima = form.block_n // form.max_columns if form.max_columns else 0
@@ -357,12 +359,12 @@ class AmdGluon(Family):
             fp8=request.format.fp8,
             row=request.row // 4 if request.format.fp8 else request.row,
             taken_as=taken_as,
-            gl_fp8=gl_fp8,
-            fp8_max=fp8_max,
-            fp8_one=fp8_one,
+            gl_fp8=f"gl.{fp8.triton}",
+            fp8_max=torch.finfo(fp8.dtype).max,
+            fp8_one=FP8_ONE[taken_as],
             kv_unit=1.0 if request.kv in (taken_as, "bf16") else 2.0,
             repair_zero=request.kv not in (taken_as, "bf16"),
-            weight_shift=WEIGHT_SHIFTS[fp8_max],
+            weight_shift=float(fp8.top),  # weights end at 1: as far as fp8 reaches
             numbers=form.numbers,
             query_step=f"amd_gluon/query_{'lds' if in_lds else 'words'}.py.jinja",
             query_in_lds=in_lds,

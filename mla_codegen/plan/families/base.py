@@ -20,7 +20,7 @@ class Family(ABC):
 
     name      also the folder of its templates
     gluon     its stage 1 is Gluon, which Triton's interpreter does not run
-    balances  it has kernels whose programs share out the tiles of all query rows
+    balances  it has kernels whose programs partition the tiles of all query rows
     packs     it has kernels whose blocks of columns take several query tokens of a request
     tiles     KV comes by TMA: stage 1 takes descriptors instead of a pointer
     always    optimisations that its kernels have in any case; never: those that they lack, with the reason

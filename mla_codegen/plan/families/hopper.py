@@ -38,7 +38,7 @@ class Details:
     tile_bytes     of a KV tile; boxes: that TMA brings it in, box_rows: rows of each
     shares_sm      two programs fit an SM
     programs       of stage 1 that the device runs at once, of one head block
-    merge_places   programs of stage 2 that the device runs at once
+    merge_programs programs of stage 2 that the device runs at once
     rows_of_thread query rows that a thread of a balanced kernel looks at
     half_latent    words of two latent columns
     high_low_columns   of q as two fp8 numbers
@@ -59,7 +59,7 @@ class Details:
     shares_sm: bool
     v_rows: int
     programs: int
-    merge_places: int
+    merge_programs: int
     rows_of_thread: int
     half_latent: int
     high_low_columns: int
@@ -108,7 +108,7 @@ def shared_bytes(request: Request, block_n: int, num_warps: int, num_stages: int
 
 
 def _column_blocks(splits: int, latent: int) -> int:
-    """Programs that share a head's columns in stage 2: more of them hide the latency where there are many splits."""
+    """Programs that split a head's columns in stage 2: more of them hide the latency where there are many splits."""
     wanted = max(1, min(8, splits // 8), splits // 32)
     return min(wanted, latent // 16)
 
@@ -206,7 +206,7 @@ class Hopper(Family):
             shares_sm=numbers.resident == 2,
             v_rows=V_ROWS,
             programs=max(1, request.target.compute_units * numbers.resident // head_blocks),
-            merge_places=request.target.compute_units * MERGE_RESIDENT,
+            merge_programs=request.target.compute_units * MERGE_RESIDENT,
             rows_of_thread=BALANCED_ROWS // (32 * numbers.num_warps),
             half_latent=request.latent // 2,
             high_low_columns=2 * numbers.block_h,

@@ -13,6 +13,7 @@ LN2 = 0.6931471805599453
 # What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
 # f16, and every number below has few enough digits to stay exact.
 KEY_FACTOR = 36864.0
+DECODED = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz")  # KV that `_decode` knows
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -204,6 +205,8 @@ class Triton(Family):
 
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve, or None."""
+        if request.kv not in DECODED:
+            return f"it decodes {', '.join(DECODED)} KV, not {request.kv}"
         if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
             return (
                 f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
@@ -261,8 +264,8 @@ class Triton(Family):
         """The rest of what the templates place."""
         found = _decode(request)
         fp8_mma = "fp8_mma" in request.options and request.format.fp8
-        # The largest weight is 2^bits: e4m3fnuz ends at 240, e4m3fn at 448, f16 at 65504; bf16 reaches as far as fp32.
-        bits = {"fp8_e4m3fnuz": 7, "fp8_e4m3fn": 8, "fp16": 15, "bf16": 0}[found.compute]
+        # The largest weight is 2^bits: small ones stay as clear of 0 as the type allows; bf16 reaches as far as fp32.
+        bits = 0 if found.compute == "bf16" else ELEMENTS[found.compute].top
         unscaled = found.compute in ("bf16", request.q)
         return replace(
             found,
@@ -271,7 +274,7 @@ class Triton(Family):
             weight_shift=bits if "exp2" in request.options else bits * LN2,
             weight_scale=1 << bits,
             sums_rounded=fp8_mma,
-            reads_infinity=not request.format.fp8 or found.key_factor > 0,
+            reads_infinity=request.format.element.infinite or found.key_factor > 0,
             row_words=request.row // found.columns,
         )
 

@@ -1,4 +1,4 @@
-"""Plain twins of inlined assembly: all 256 byte values against a reference, and on a GPU against the assembly."""
+"""References of inlined assembly: all 256 byte values against their definition, and on a GPU against the assembly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import triton.language as tl
 
 from mla_codegen.check.emulate import asm, floats
 
-PAIR_TEXTS = [text for text, function in asm.TWINS.items() if function is asm.e4m3_pair_to_f16]
-EVEN = next(text for text, function in asm.TWINS.items() if function is asm.e4m3_even_to_f16)
-ODD = next(text for text, function in asm.TWINS.items() if function is asm.e4m3_odd_to_f16)
+PAIR_TEXTS = [text for text, function in asm.REFERENCES.items() if function is asm.e4m3_pair_to_f16]
+EVEN = next(text for text, function in asm.REFERENCES.items() if function is asm.e4m3_even_to_f16)
+ODD = next(text for text, function in asm.REFERENCES.items() if function is asm.e4m3_odd_to_f16)
 F16X2 = "cvt.rn.f16x2.f32 $0, $2, $1;"
 BF16X2 = "cvt.rn.bf16x2.f32 $0, $2, $1;"
 PACK64 = "mov.b64 $0, {$1, $2};"
@@ -86,7 +86,7 @@ def test_prmt_picks_bytes_and_signs() -> None:
 def test_white_space_does_not_matter_and_unknown_text_says_where_to_add() -> None:
     spread = "\n\tmov.b64   $0 , { $1,$2 } ; // joined\n"
     assert asm.run(spread, [np.float32([1.0]), np.float32([2.0])])[0].dtype == np.int64
-    with pytest.raises(asm.UnknownAssembly, match=r"no twin for .*mla_codegen/check/emulate/asm.py"):
+    with pytest.raises(asm.UnknownAssembly, match=r"no reference for .*mla_codegen/check/emulate/asm.py"):
         asm.run("bar.sync 0;", [])
 
 

@@ -1,4 +1,4 @@
-"""Plain twins of AMD's single instructions, held to their definitions; and how kernels call them."""
+"""References of AMD's single instructions, held to their definitions; and how kernels call them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from mla_codegen.check import emulate
 from mla_codegen.check.emulate.errors import EmulatorError
-from mla_codegen.check.emulate.externs import TWINS
+from mla_codegen.check.emulate.externs import REFERENCES
 
 RANDOM = np.random.default_rng(2).integers(0, 2**32, (2, 256), dtype=np.uint64).astype(np.uint32)
 
@@ -18,7 +18,7 @@ RANDOM = np.random.default_rng(2).integers(0, 2**32, (2, 256), dtype=np.uint64).
 @pytest.mark.parametrize("selector", [0x07050301, 0x06040200, 0x0C0C0501, 0x00010203])
 def test_perm_picks_bytes(selector: int) -> None:
     high, low = RANDOM
-    got = TWINS["llvm.amdgcn.perm"](high, low, np.full(256, selector, np.int32))
+    got = REFERENCES["llvm.amdgcn.perm"](high, low, np.full(256, selector, np.int32))
     pool = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     for i in range(4):
         pick = (selector >> (8 * i)) & 0xFF
@@ -28,20 +28,20 @@ def test_perm_picks_bytes(selector: int) -> None:
 
 def test_perm_refuses_selectors_that_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="not modelled"):
-        TWINS["llvm.amdgcn.perm"](*RANDOM, np.full(256, 0x08000000, np.int32))
+        REFERENCES["llvm.amdgcn.perm"](*RANDOM, np.full(256, 0x08000000, np.int32))
 
 
 @pytest.mark.parametrize("rounding", [0, 1])
 def test_lerp_averages_bytes(rounding: int) -> None:
     x, y = np.meshgrid(np.arange(256), np.arange(256))
     words = [np.ascontiguousarray(z.astype(np.uint8)).view(np.uint32).reshape(-1) for z in (x, y)]
-    got = TWINS["llvm.amdgcn.lerp"](*words, np.full(len(words[0]), rounding * 0x01010101, np.int32))
+    got = REFERENCES["llvm.amdgcn.lerp"](*words, np.full(len(words[0]), rounding * 0x01010101, np.int32))
     np.testing.assert_array_equal(got.view(np.uint8).reshape(256, 256), (x + y + rounding) // 2)
 
 
 def test_reciprocal() -> None:
     x = np.float32([2.0, -4.0, 0.0, -0.0, math.inf, 1e-40, 2.0**127])
-    assert TWINS["llvm.amdgcn.rcp.f32"](x).tolist() == [0.5, -0.25, math.inf, -math.inf, 0.0, math.inf, 0.0]
+    assert REFERENCES["llvm.amdgcn.rcp.f32"](x).tolist() == [0.5, -0.25, math.inf, -math.inf, 0.0, math.inf, 0.0]
 
 
 KERNEL = """
@@ -68,7 +68,7 @@ def kernel(x, y):
     [
         ("llvm.amdgcn.perm", torch.uint32, None),
         ("llvm.amdgcn.perm", torch.int32, "an extern function of .*uint32.* is called with .*int32"),
-        ("llvm.amdgcn.sad.u8", torch.uint32, "no twin for the symbol 'llvm.amdgcn.sad.u8'"),
+        ("llvm.amdgcn.sad.u8", torch.uint32, "no reference for the symbol 'llvm.amdgcn.sad.u8'"),
     ],
 )
 def test_in_a_kernel(symbol: str, dtype: torch.dtype, message: str | None) -> None:

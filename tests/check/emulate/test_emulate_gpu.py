@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import types
 
 import pytest
@@ -13,6 +12,7 @@ from test_emulate_faults import TILES, tma_map
 from test_emulate_kernels import launch
 
 from mla_codegen.check import emulate
+from mla_codegen.check.modules import import_file
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,11 +25,7 @@ pytestmark = [
 
 def compiled(name: str) -> types.ModuleType:
     """The kernels of `kernels/NAME.py` through Triton itself."""
-    spec = importlib.util.spec_from_file_location(f"compiled_{name}", KERNELS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(KERNELS / f"{name}.py", f"compiled_{name}")
 
 
 @pytest.mark.parametrize("lens", [[130, 1, 0, 64, 65], [1000, 333]])

@@ -163,7 +163,10 @@ tl.store(y + j[:, None] * 16 + j[None, :], tl.dot(a, tl.trans(a)))
         ("j = tl.arange(0, n)", "a bound of arange is a run-time value"),
         ("j = tl.zeros([n], tl.float32)", "a dimension is a run-time value"),
         ("tl.fancy(i)", "triton.language.fancy is not modelled"),
-        ("v = tl.inline_asm_elementwise('bar.sync 0;', '=r,r', [i], tl.int32, True, 1)", "no twin for the assembly"),
+        (
+            "v = tl.inline_asm_elementwise('bar.sync 0;', '=r,r', [i], tl.int32, True, 1)",
+            "no reference for the assembly",
+        ),
     ],
 )
 def test_misuse_is_named(body: str, message: str) -> None:

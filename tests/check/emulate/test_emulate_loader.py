@@ -95,6 +95,6 @@ def test_errors_of_imports_and_launches() -> None:
         module.fill[(1,)](y, "one", VALUE=1, pair=(1, 2))
 
 
-def test_assembly_twins_import_without_triton() -> None:
+def test_assembly_references_import_without_triton() -> None:
     code = "import sys, mla_codegen.check.emulate.asm; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,8 +11,8 @@ Right for any number of requests of any lengths; fastest near the shape above.
 
 Stage 1 folds tiles of 64 KV rows into a running softmax, with 8 waves:
 
-    QK   S [32, 64]  the waves share out the tile's rows: 16 rows a wave, so no exponential is computed twice
-    PV   O [32, 256]  the waves share out the latent columns: 64 a wave; P crosses the waves through LDS
+    QK   S [32, 64]  the waves split the tile's rows: 16 rows a wave, so no exponential is computed twice
+    PV   O [32, 256]  the waves split the latent columns: 64 a wave; P crosses the waves through LDS
 
 q and P are one fp8 number each (4 significant bits). QK of the latent columns uses the 16x16x128 MMA (its block
 scales all 1), the 64 rope columns and PV the 16x16x32 one.

@@ -64,7 +64,7 @@ ZEROED_ROWS = gl.constexpr(16)  # rows of a tail in registers at a time
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 ALL_SPLITS = gl.constexpr(16)  # splits, rounded up to a power of two
-COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that share a head's columns
+COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that split a head's columns
 COLUMNS = gl.constexpr(256)  # columns of each
 
 # Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
