@@ -211,7 +211,7 @@ FAULTS = {
     ),
     "repeated rows counted twice": (
         CDNA4_FP8,
-        "(kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & ",
+        "(kv_row >= whole) & ",
         "",
         OFF,
     ),
