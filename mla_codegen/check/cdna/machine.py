@@ -63,6 +63,7 @@ class Counts:
     waits: int = 0
     traffic: Traffic | None = None
 
+
 # Loads of vector memory end in the order in which they began: the later of two to one register is the one that stays.
 IN_ORDER = ("global_load", "buffer_load")
 
