@@ -120,10 +120,10 @@ def verdicts(report: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
     for name, part in report["parts"].items():
         result = part["result"]
         well = part["exit_code"] == 0
-        if not isinstance(result, dict | list) or (isinstance(result, dict) and "errors" in result):
-            last = (part["stderr"].strip().splitlines() or ["it said nothing"])[-1]
-            what = result["errors"][0]["what"] if isinstance(result, dict) else last
-            yield name, False, what
+        if result is None:
+            yield name, False, (part["stderr"].strip().splitlines() or ["it said nothing"])[-1]
+        elif "errors" in result:
+            yield name, False, result["errors"][0]["what"]
         elif name == "verify":
             yield name, well, f"{sum(one['passed'] for one in result)} of {len(result)} kernels pass"
         elif name == "bench":
@@ -138,7 +138,8 @@ def beside_prediction(report: dict[str, Any]) -> list[tuple[str, str, float, flo
 
     The measured time has stage 2 and two launches in it.
     """
-    bench, inspect = (report["parts"].get(name, {}).get("result") for name in ("bench", "inspect"))
+    bench: Any = report["parts"].get("bench", {}).get("result")
+    inspect: Any = report["parts"].get("inspect", {}).get("result")
     if not isinstance(bench, dict) or not isinstance(inspect, dict) or "errors" in {*bench, *inspect}:
         return []
     predicted = {

@@ -32,6 +32,8 @@ from mla_codegen.check.emulate.errors import EmulatorError
 from mla_codegen.check.reference import in_pages
 from mla_codegen.check.verify import emulated
 from mla_codegen.check.workers import Workers
+from mla_codegen.inspect import inspect_cases
+from mla_codegen.inspect.plans import subjects_of
 
 __all__ = ["build"]
 SHAPE = {"batch": 6, "q_len": 4, "kv_len": 256, "splits": 3}
@@ -186,6 +188,18 @@ def test_compiled(form: Form, tmp_path: Path) -> None:
         ((_, outcome),) = workers.run(compiled_work.hold, [(spec, form.bound, form.lse_bound, str(tmp_path))], 900.0)
     assert not outcome.failure, outcome.failure
     assert outcome.value == []
+
+
+@pytest.mark.parametrize(("form", "spills"), [(ONE_FP8, 0), (CDNA3_BF16, 0), (CDNA4_FP8, 1), (CDNA4_BF16, 0)], ids=str)
+def test_pages_and_blocks_fit_the_registers(form: Form, spills: int) -> None:
+    """No loop over tiles uses scratch; on gfx950 the KV's scale waits there for the end of the fp8 kernel."""
+    plan = make_plans(spec_of(form, shapes=[SHAPE]) | {"kv": {"layout": "paged", "page_size": 16}})
+    kernel = next(kernel for kernel in plan.kernels if kernel.name.endswith("any_q4"))
+    assert kernel.packed and kernel.block_h == 32
+    (row,) = inspect_cases([s.case for s in subjects_of([(plan, [kernel])]) if s.stage.kernel == "stage1"], parallel=1)
+    assert row.report is not None, row.failure
+    assert row.report.vgpr_spills <= spills and row.report.hot is not None
+    assert row.report.hot.counts["scratch"] == 0 and not row.report.hazards
 
 
 def test_what_is_left_to_plain_triton_says_why() -> None:
