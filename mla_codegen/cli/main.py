@@ -30,6 +30,7 @@ from mla_codegen.cli.common import (
     some,
     target_names,
 )
+from mla_codegen.cli.device_report import device_report
 from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
 from mla_codegen.cli.report_page import report_page
@@ -372,6 +373,7 @@ def _targets_of(submissions: list[Path]) -> list[tuple[str, Target]]:
 app.command()(inspect)
 app.command()(bench)
 app.command()(tune)
+app.command()(device_report)
 app.command()(bundle)
 app.command(name="report")(report_page)
 
