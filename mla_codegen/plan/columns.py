@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Knobs, Request, Resources
-from mla_codegen.plan.work import HEADS, QUERIES
+from mla_codegen.plan.work import HEADS, LISTS, QUERIES
 from mla_codegen.runtime.splits import choose_splits, cost
 
 # An estimate: what one more query token costs that reads the same KV rows at the same time, much of it from L2. On an
@@ -27,6 +27,8 @@ def columns_of(
 
     again   gives the settings anew: with one token a program they are chosen for its heads alone
     """
+    if request.sparse:
+        return LISTS, request, resources, None
     if request.q_len == 1:
         return HEADS, request, resources, None
     alone = replace(request, q_len=1, knobs=again())

@@ -7,7 +7,7 @@ docstrings.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT, LSE_BOUND_16_BIT
@@ -41,12 +41,12 @@ def _shared_bytes_16(request: Request, block_n: int, num_warps: int, num_stages:
 
 
 def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
-    """q and the ring; of each tile's owner maxima, sums and rows that count; limits of the columns; 16 barriers.
+    """q and the ring; of each tile's owner four vectors; limits of the columns; 15 barriers; 2 KB of the compiler's own.
 
     The weights lie where the rope part of their tile was.
     """
-    vectors = 3 * 2 * 64 * 4 + 64 * 4 + 2 * 4
-    return (64 + num_stages * block_n) * request.row * 2 + vectors + 16 * 8
+    vectors = 4 * 2 * 64 * 4 + 64 * 4
+    return (64 + num_stages * block_n) * request.row * 2 + vectors + 15 * 8 + 2048
 
 
 def _shared_bytes_fp8_columns(request: Request, width: int, block_n: int, num_stages: int) -> int:
@@ -115,7 +115,9 @@ FP8_KINDS = {
 def kinds_of(request: Request) -> dict[int, Kind]:
     """The kinds that serve a request's KV, by the columns of a block."""
     kinds = FP8_KINDS if request.format.fp8 else BF16_KINDS
-    return {width: kind for width, kind in kinds.items() if request.latent in kind.latents and request.rope in kind.ropes}
+    return {
+        width: kind for width, kind in kinds.items() if request.latent in kind.latents and request.rope in kind.ropes
+    }
 
 
 def _width(request: Request) -> int:
@@ -234,6 +236,7 @@ class Hopper(Family):
     balances = True
     packs = True
     tiles = True
+    strided = True
     always = frozenset({"exp2", "direct_out", "packed_fp8"})
     never: ClassVar = {
         "fast_rcp": "it divides once a head and split, after the loop",
@@ -253,6 +256,8 @@ class Hopper(Family):
 
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve, or None."""
+        if request.sparse:
+            return "TMA brings it ranges of rows and pages, not rows that lists name"
         if request.kv not in ("fp8_e4m3fn", "bf16"):
             return f"its products are of fp8_e4m3fn and bf16 KV, not of {request.kv}"
         if request.page_size is not None and request.page_size < MIN_PAGE:
@@ -270,9 +275,9 @@ class Hopper(Family):
         if (request.kv, width) == ("bf16", 16) and request.heads > BF16_HEADS and _chosen(request):
             faster = f"bf16 KV of {request.heads} heads is faster in blocks of 64 heads"
             return f"{faster}; `family: hopper` takes it all the same"
-        asked, served = request.knobs.resolved["block_n"].value, kinds[width].warps
-        if asked is not None and asked not in served:
-            return f"block_n is {' or '.join(map(str, served))} in it with blocks of {width} columns, not {asked}"
+        block_n, tiles = request.knobs.resolved["block_n"].value, kinds[width].warps
+        if block_n is not None and block_n not in tiles:
+            return f"block_n is {' or '.join(map(str, tiles))} in it with blocks of {width} columns, not {block_n}"
         return None
 
     def unpacked(self, request: Request, resources: Resources) -> str | None:
@@ -373,7 +378,8 @@ class Hopper(Family):
         """The types of the TMA descriptors."""
         latent = request.latent // 2 if details.halves else request.latent
         parts = (("latent", latent, details.swizzle_latent), ("rope", request.rope, details.swizzle_rope))
-        return {"aligned": ", aligned to 16 bytes"} | {
+        rows = "kv_layout and (kv_layout[0] // (LATENT.value + ROPE.value), kv_layout[1])"  # from page to page
+        return {"aligned": ", aligned to 16 bytes", "kv_layout_given": rows} | {
             f"kv_{part}": f"tensordesc<{request.format.element.mangled}[{details.box_rows}, {columns}],"
             f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={details.bits}, rank=2)>"
             for part, columns, swizzle in parts
@@ -383,4 +389,6 @@ class Hopper(Family):
         """The kernels in the file of a `KernelPlan`."""
         constants = {} if kernel.splits else {"COLUMN_BLOCKS": kernel.merge.column_blocks}
         first = stage1(kernel, {"num_warps": kernel.num_warps, **FUSED, "launch_pdl": True})
+        if kernel.details.halves:  # the loop of a warpgroup takes a tile of each
+            first = replace(first, turn_rows=2 * kernel.block_n)
         return [first, *stage2(kernel, {"launch_pdl": True}, **constants)]
