@@ -22,7 +22,7 @@ from mla_codegen.spec.schema import SCHEMA_FILE, json_schema
 ROOT = Path(__file__).parents[1]
 RENEW = os.environ.get("RENEW") == "1"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "paged", "spec"))]
+RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("calls", "engine", "paged", "sparse", "spec"))]
 
 BLOCK = re.compile(r"^```(?P<kind>yaml|python|console|sh)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
 PROGRESS = re.compile(r"verify: .*, \d+ s")  # in a log; a reader sees a bar

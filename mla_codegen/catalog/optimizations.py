@@ -98,3 +98,5 @@ _ALL = (
 )
 
 OPTIMIZATIONS: dict[str, Optimization] = {option.name: option for option in _ALL}
+
+OPT_IN = {"fp8_mma"}  # trades accuracy for speed, so that it is for the user to ask

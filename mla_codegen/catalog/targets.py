@@ -62,7 +62,7 @@ _ALL = (
     ),
     Target(
         "sm_90", "NVIDIA H200", "nvidia", 232448, 132, fp8_mma=OCP, fp8_convert=OCP, reciprocal=NVIDIA_RCP,
-        pair_decode=True, families=("hopper", "triton"),
+        pair_decode=True, families=("hopper", "hopper_sparse", "triton"),
         gpus=("H100", "H200", "GH200", "H800", "H20"),
     ),
     Target(

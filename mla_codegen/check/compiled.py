@@ -101,7 +101,7 @@ def verify_kernel(job: CompiledJob) -> Result:
         for number, (what, case, splits, ways) in enumerate(by_layout(kernel, cases, "cpu", job.seed)):
             with sessions[0].of(module):
                 tally.run(module, kernel, what, case, ways, splits, "cpu")
-            if number == 0 and not job.quick:
+            if number == 0 and not job.quick and not kernel.sparse:
                 step = kernel.format.row_bytes(kernel.latent, kernel.rope) * (kernel.page_size or 1)
                 away = FAR // step  # rows, or pages
                 sessions.append(Session(job.arch, before={"kv": away * step}))
@@ -118,8 +118,8 @@ def verify_kernel(job: CompiledJob) -> Result:
 
 def _further(way: tuple[Any, ...], away: int) -> tuple[Any, ...]:
     """The same call where its KV lies `away` rows, or pages, behind the pointer: ranges or page numbers say so."""
-    if len(way) == 2:
-        kv, kv_indptr = way
-        return kv, kv_indptr + away
-    kv, kv_indptr, kv_indices, kv_lens = way
-    return kv, kv_indptr, kv_indices + away, kv_lens
+    if len(way) == 4:
+        kv, qo_indptr, kv_indptr, visible = way
+        return kv, qo_indptr, kv_indptr + away, visible
+    kv, qo_indptr, kv_indptr, kv_indices, kv_lens, visible = way
+    return kv, qo_indptr, kv_indptr, kv_indices + away, kv_lens, visible

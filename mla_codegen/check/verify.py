@@ -69,6 +69,9 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
 
     from mla_codegen.check.reference import make_case
 
+    if kernel.sparse:
+        yield from _sparse_cases_of(kernel, seed)
+        return
     common: dict[str, Any] = {
         "heads": kernel.heads, "latent": kernel.latent, "rope": kernel.rope, "q_dtype": kernel.q, "kv_dtype": kernel.kv,
     }  # fmt: skip
@@ -88,6 +91,29 @@ def cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | No
         lens, q_lens = [*lens, tile + 2], [kernel.q_len, kernel.q_len + 1, 0, 2 * kernel.q_len + 1]
     several = make_case(lens, q_lens=q_lens, kv_scale=None, seed=seed + 1, index=torch.int64, **common)
     yield "several query rows, no kv_scale, int64 indptr", several, at_run_time
+
+
+def _sparse_cases_of(kernel: KernelPlan, seed: int) -> Iterator[tuple[str, Any, int | None]]:
+    """The same of sparse KV, whose requests are query rows. The second case has an attention sink."""
+    import torch
+
+    from mla_codegen.check.reference import make_case
+
+    common: dict[str, Any] = {
+        "heads": kernel.heads, "latent": kernel.latent, "rope": kernel.rope, "q_dtype": kernel.q, "kv_dtype": kernel.kv,
+    }  # fmt: skip
+    splits, topk = kernel.splits or 3, kernel.topk or 0
+    lens = edge_lengths(kernel.block_n, splits) if splits <= 4 else [kernel.block_n * splits + 1, 0, kernel.block_n + 1]
+    lens = sorted({min(length, topk) for length in lens})
+    yield "lists", make_case(lens, seed=seed, **common), _at_run_time(kernel, splits)
+    few = make_case([0, min(topk, kernel.block_n + 1)], kv_scale=None, seed=seed + 1, **common)
+    few.sink = torch.linspace(-2.0, 3.0, kernel.heads)
+    yield "an attention sink, no kv_scale", few, _at_run_time(kernel, splits)
+
+
+def _at_run_time(kernel: KernelPlan, splits: int) -> int | None:
+    """The splits that a call gives the kernel, if it takes any."""
+    return splits if kernel.any_splits else None
 
 
 @dataclass(frozen=True)
@@ -304,22 +330,29 @@ def runtime_of(name: str) -> dict[str, Any]:
 def by_layout(
     kernel: KernelPlan, cases: Sequence[tuple[str, Any, int | None]], device: str, seed: int
 ) -> Iterator[tuple[str, Any, int | None, list[tuple[Any, ...]]]]:
-    """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV of each request lies.
+    """(what, case, splits, ways) of each case; `ways`: arguments that say where the KV rows of each query row lie.
 
     Paged KV is given in every way; on a CPU, for the time, as a table in the first case and in the others in the last.
     """
-    from mla_codegen.check.reference import forms, in_pages
+    from mla_codegen.check.reference import forms, in_lists, in_pages
 
     for number, (what, case, splits) in enumerate(cases):
-        if kernel.page_size is None:
+        ways: list[tuple[Any, ...]]
+        if kernel.topk is not None:
+            sparse = in_lists(case.to(device), kernel.topk, kernel.page_size or 16, seed)
+            sink = sparse.ragged.sink
+            ways = [(sparse.kv, sparse.indices, sparse.topk_lens, sink)]
+            if device == "cuda" or number > 0:
+                ways.append((sparse.kv, sparse.unbounded, None, sink))
+        elif kernel.page_size is None:
             on = case.to(device)
-            ways: list[tuple[Any, ...]] = [(on.kv, on.kv_indptr)]
+            ways = [(on.kv, on.qo_indptr, on.kv_indptr, None)]
         else:
             paged = in_pages(case, kernel.page_size, seed).to(device)
             table, *others = forms(kernel.page_size)
             every = device == "cuda"
             names = [table] * (every or number == 0) + others * (every or number == len(cases) - 1)
-            ways = [(paged.kv, *paged.lists(name)) for name in names]
+            ways = [(paged.kv, paged.ragged.qo_indptr, *paged.lists(name), None) for name in names]
         yield what, case, splits, ways
 
 
@@ -339,8 +372,7 @@ def _run_case(
     for way in ways:
         out = torch.full(shape, float("nan"), dtype=TORCH[kernel.out], device=device)
         lse = torch.full(shape[:2], float("nan"), dtype=torch.float32, device=device)
-        kv, *lists = way
-        args = (case.q, kv, case.qo_indptr, *lists, None, case.kv_scale, case.sm_scale, out, lse)
+        args = (case.q, *way, case.kv_scale, case.sm_scale, out, lse)
         with poisoned_scratch():
             module.run(*args) if splits is None else module.run(*args, splits)
         out, lse = out.cpu().double(), lse.cpu().double()

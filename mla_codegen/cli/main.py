@@ -33,6 +33,7 @@ from mla_codegen.cli.common import (
 from mla_codegen.cli.device_report import device_report
 from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
+from mla_codegen.cli.report_page import report_page
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish import write
@@ -203,7 +204,7 @@ def kernel_json(kernel: KernelPlan) -> dict[str, Any]:
         "batch": kernel.batch, "q_len": kernel.q_len, "kv_len": kernel.kv_len, "kv": kernel.kv,
         "products_in": kernel.compute, "packed": kernel.packed,
         "shared_bytes": kernel.shared_bytes, "optimizations": list(kernel.optimizations),
-        "not_taken": list(kernel.not_taken), "page_size": kernel.page_size,
+        "not_taken": list(kernel.not_taken), "page_size": kernel.page_size, "topk": kernel.topk,
         "settings": {
             name: {"value": r.value, "from": r.source} for name, r in kernel.resolved.items() if r.value is not None
         },
@@ -374,6 +375,7 @@ app.command()(bench)
 app.command()(tune)
 app.command()(device_report)
 app.command()(bundle)
+app.command(name="report")(report_page)
 
 
 @app.callback(invoke_without_command=True)

@@ -55,16 +55,16 @@ def dispatch(folder: str, package: str) -> Any:
 
 
 def calling(folder: str, package: str) -> tuple[Callable[[Any], Any], Callable[[Workload, Case], Any]]:
-    """(call, prepare) of a package: `custom_kernel`, or of paged KV `mla_decode`, over the case's KV in pages."""
+    """(call, prepare) of a package: `custom_kernel`, or of KV that is not ragged `mla_decode`, over the case's KV."""
     module = dispatch(folder, package)
     (build,) = module.DISPATCHER.builds
-    if build.page_size is None:
+    if build.layout is None:
         return module.custom_kernel, call_data
 
     def prepare(workload: Workload, case: Case) -> dict[str, Any]:
         given = {"q": case.q, "qo_indptr": case.qo_indptr, "sm_scale": case.sm_scale, "kv_scale": case.kv_scale}
         hints = {"max_kv_len": workload.kv_len, "max_q_len": workload.q_len}
-        return {**given, **hints, **kv_arguments(case, build.page_size)}
+        return {**given, **hints, **kv_arguments(case, build)}
 
     return lambda given: module.mla_decode(**given), prepare
 

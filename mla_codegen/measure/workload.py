@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from mla_codegen.check.reference import TORCH, Case, in_pages, poisoned_scratch, reference, relative_l2
+from mla_codegen.check.reference import TORCH, Case, in_lists, in_pages, poisoned_scratch, reference, relative_l2
 from mla_codegen.plan.resolve import Plan
 from mla_codegen.runtime.formats import KV_FORMATS
+from mla_codegen.runtime.records import pack
 from mla_codegen.spec.datamodel import spell
 
 FP8_SCALE = 0.02  # kv_scale of fp8 KV: numbers of about 1 are stored as about 50
 SAMPLED = 4  # requests that are held to float64
+LIST_PAGE = 64  # rows of a page of the pools that lists name rows of
 CHUNK_ROWS = 1 << 18  # KV rows that are drawn at a time: fp32 needs four times the room of fp8
 
 
@@ -72,17 +74,22 @@ def make_inputs(workload: Workload, where: torch.device, seed: int, lens: Sequen
     lens = [workload.kv_len] * workload.batch if lens is None else list(lens)
     generator = torch.Generator(where).manual_seed(seed)
     q = torch.randn(len(lens) * workload.q_len, workload.heads, workload.row, device=where, generator=generator)
-    dtype = TORCH[workload.kv]
-    fp8 = KV_FORMATS[workload.kv].fp8
-    kv = torch.empty(sum(lens), workload.row, dtype=dtype, device=where)
-    limit = torch.finfo(dtype).max
+    form = KV_FORMATS[workload.kv]
+    dtype, fp8 = form.element.dtype, form.fp8
+    kv = torch.empty(sum(lens), form.width(workload.latent, workload.rope), dtype=dtype, device=where)
     for rows in kv.split(CHUNK_ROWS):
-        numbers = torch.randn(rows.shape, device=where, generator=generator)
-        rows.copy_((numbers / FP8_SCALE).clamp(-limit, limit) if fp8 else numbers)
+        numbers = torch.randn(len(rows), workload.row, device=where, generator=generator)
+        if form.record:
+            numbers = pack(workload.kv, numbers, workload.rope).flatten(1)
+        elif fp8:
+            limit = torch.finfo(dtype).max
+            numbers = (numbers / FP8_SCALE).clamp(-limit, limit)
+        rows.copy_(numbers)
     scale = torch.tensor([FP8_SCALE], dtype=torch.float32, device=where) if fp8 else None
     qo_indptr = torch.arange(len(lens) + 1, dtype=torch.int32, device=where) * workload.q_len
     kv_indptr = torch.tensor([0, *lens], device=where).cumsum(0).to(torch.int32)
-    return Case(q.to(TORCH[workload.q]), kv, qo_indptr, kv_indptr, workload.row**-0.5, scale)
+    records = workload.kv if form.record else ""
+    return Case(q.to(TORCH[workload.q]), kv, qo_indptr, kv_indptr, workload.row**-0.5, scale, records)
 
 
 def call_data(workload: Workload, case: Case) -> tuple[Any, ...]:
@@ -93,14 +100,17 @@ def call_data(workload: Workload, case: Case) -> tuple[Any, ...]:
         "kv_lora_rank": workload.latent, "qk_rope_head_dim": workload.rope, "v_head_dim": workload.latent,
         "q_seq_len": workload.q_len, "kv_seq_len": workload.kv_len, "sm_scale": case.sm_scale,
     }  # fmt: skip
-    return case.q, {workload.kv.split("_")[0]: form}, case.qo_indptr, case.kv_indptr, config
+    return case.q, {KV_FORMATS[workload.kv].form: form}, case.qo_indptr, case.kv_indptr, config
 
 
-def kv_arguments(case: Case, page_size: int | None) -> dict[str, torch.Tensor]:
-    """The KV of a case as `mla_decode` takes it: ragged, or dealt to pages, with a table of them."""
-    if page_size is None:
+def kv_arguments(case: Case, build: Any) -> dict[str, torch.Tensor]:
+    """The KV of a case as `mla_decode` of a build takes it: ragged, in pages of a table, or in a pool by lists."""
+    if build.topk is not None:
+        sparse = in_lists(case, build.topk, build.page_size or LIST_PAGE)
+        return {"kv": sparse.kv, "indices": sparse.indices, "topk_lens": sparse.topk_lens}
+    if build.page_size is None:
         return {"kv": case.kv, "kv_indptr": case.kv_indptr}
-    paged = in_pages(case, page_size)
+    paged = in_pages(case, build.page_size)
     return {"kv": paged.kv, "block_table": paged.block_table, "kv_lens": paged.kv_lens}
 
 
@@ -124,7 +134,7 @@ class Truth:
         counts = (queries.stop - queries.start, end - begin)
         qo_indptr, kv_indptr = (torch.tensor([0, n], dtype=torch.int32) for n in counts)
         rows = (case.q[queries], case.kv[begin:end])
-        return Case(*rows, qo_indptr, kv_indptr, case.sm_scale, case.kv_scale)
+        return Case(*rows, qo_indptr, kv_indptr, case.sm_scale, case.kv_scale, case.records)
 
     def error(self, out: Any) -> float:
         """The worst relative L2 error of the sampled requests; NaN if anything of `out` is not finite."""

@@ -9,13 +9,11 @@ from dataclasses import replace
 
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Knobs, Request, Resources
-from mla_codegen.plan.work import HEADS, QUERIES
+from mla_codegen.plan.work import HEADS, LISTS, QUERIES
 from mla_codegen.runtime.splits import choose_splits, cost
 
-# Estimates. Time of a KV row by the columns of a program, 16 being 1: products and softmax of plain Triton count beside
-# the traffic. And what one more query token costs that reads the same KV rows at the same time, much of it from L2: on
-# an H200 the Hopper kernels of 16 heads took 1.25 and 2.4 times as long with 2 and 4 query tokens (bf16, 64 x 8192).
-ROW_TIME = {16: 1.0, 32: 1.2, 64: 1.6, 128: 2.8}
+# An estimate: what one more query token costs that reads the same KV rows at the same time, much of it from L2. On an
+# H200 the Hopper kernels of 16 heads took 1.25 and 2.4 times as long with 2 and 4 query tokens (bf16, 64 x 8192).
 NEXT_TOKEN = 0.5
 
 
@@ -29,6 +27,8 @@ def columns_of(
 
     again   gives the settings anew: with one token a program they are chosen for its heads alone
     """
+    if request.sparse:
+        return LISTS, request, resources, None
     if request.q_len == 1:
         return HEADS, request, resources, None
     alone = replace(request, q_len=1, knobs=again())
@@ -38,8 +38,8 @@ def columns_of(
         return HEADS, request, resources, why
     if shape is None or request.knobs.resolved["block_h"].source != "automatic" or not isinstance(one_token, Resources):
         return QUERIES, request, resources, None
-    packed_time = _time(request, resources, shape, -(-request.columns // resources.block_h), 1)
-    alone_time = _time(request, one_token, shape, -(-request.heads // one_token.block_h), request.q_len)
+    packed_time = _time(request, family, resources, shape, -(-request.columns // resources.block_h), 1)
+    alone_time = _time(request, family, one_token, shape, -(-request.heads // one_token.block_h), request.q_len)
     if packed_time <= alone_time:
         return QUERIES, request, resources, None
     alone.knobs.take("family", family.name)
@@ -48,11 +48,14 @@ def columns_of(
     return HEADS, alone, one_token, why
 
 
-def _time(request: Request, resources: Resources, shape: tuple[int, int], blocks: int, tokens: int) -> float:
+def _time(
+    request: Request, family: Family, resources: Resources, shape: tuple[int, int], blocks: int, tokens: int
+) -> float:
     """An estimate to compare: time as KV rows that a compute unit could read. `tokens` that each read all KV rows."""
     batch, kv_len = shape
     device = (request.target.compute_units, resources.resident, resources.block_n)
     programs, tiles = batch * blocks * tokens, max(1, -(-kv_len // resources.block_n))
     splits = choose_splits(programs, kv_len, *device)
     repeated = (1 + NEXT_TOKEN * (tokens - 1)) / tokens
-    return cost(splits, programs, tiles, *device) * resources.resident * ROW_TIME[resources.block_h] * repeated
+    row_time = family.row_time(request, resources) * resources.resident
+    return cost(splits, programs, tiles, *device) * row_time * repeated

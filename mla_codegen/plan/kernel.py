@@ -49,7 +49,8 @@ class Dimensions:
     q: str
     kv: str
     out: str
-    page_size: int | None  # KV rows of a page; None: the KV is ragged
+    page_size: int | None  # KV rows of a page; None: the KV is ragged, or sparse and does not ask
+    topk: int | None  # KV rows of a query row's list; None: it sees a range of its request's
 
     @property
     def call(self) -> tuple[int, ...]:
@@ -76,8 +77,22 @@ class Dimensions:
         return {"q": ELEMENTS[self.q], "out": ELEMENTS[self.out]}
 
     @property
+    def width(self) -> int:
+        """Elements of a KV row of the tensor: columns, or bytes of a record."""
+        return self.format.width(self.latent, self.rope)
+
+    @property
+    def sparse(self) -> bool:
+        return self.topk is not None
+
+    @property
+    def sees_ranges(self) -> bool:
+        """A query row belongs to a request, of whose KV rows it sees the first ones."""
+        return not self.sparse
+
+    @property
     def paged(self) -> bool:
-        return self.page_size is not None
+        return self.page_size is not None and not self.sparse
 
     @property
     def rows_are_pages(self) -> bool:
@@ -136,6 +151,10 @@ class KernelPlan(Words, Dimensions, Work, Resources):
         """A logarithm of the softmax's base as a natural one, as source."""
         return f"{log_sum} * LN2" if self.has("exp2") else log_sum
 
+    def in_base(self, natural: str) -> str:
+        """A natural logarithm as one of the softmax's base, as source."""
+        return f"{natural} * LOG2E" if self.has("exp2") else natural
+
     @property
     def cache_modifier(self) -> str:
         """What loads of KV are given beside the address, as source."""
@@ -172,6 +191,8 @@ class KernelPlan(Words, Dimensions, Work, Resources):
 
     @property
     def rows_file(self) -> str:
+        if self.sparse:
+            return "rows/listed_blocks.jinja" if self.format.blocks else "rows/listed.jinja"
         return "rows/gathered.jinja" if self.gathered else "rows/pages.jinja" if self.paged else "rows/ragged.jinja"
 
     @property
@@ -197,7 +218,12 @@ class KernelPlan(Words, Dimensions, Work, Resources):
     @property
     def gathered(self) -> bool:
         """A tile may lie in several pages."""
-        return self.page_size is not None and self.page_size % self.block_n != 0
+        return self.page_size is not None and not self.sparse and self.page_size % self.block_n != 0
+
+    @property
+    def sink_in_stage2(self) -> bool:
+        """The attention sink's weight joins the sum where the splits are merged."""
+        return self.sparse and self.merged
 
     @property
     def occupancy(self) -> tuple[int, int]:
@@ -208,6 +234,26 @@ class KernelPlan(Words, Dimensions, Work, Resources):
     def concurrent(self) -> int:
         """Programs that the device runs at once."""
         return self.gpu.compute_units * self.resident
+
+    def explained(self, splits: int | None = None) -> list[tuple[str, str, str]]:
+        """Every number of the kernel as (name, value, where it came from), for people.
+
+        splits   those of a call, where the kernel takes any number
+        """
+        found = []
+        for name, resolved in self.resolved.items():
+            if resolved.value is not None:
+                value = splits if name == "splits" and self.splits is None and splits else resolved.value
+                found.append((name, str(value), resolved.source))
+        found.append(("shared memory", f"{self.shared_bytes:,}", f"limit {self.gpu.shared_bytes:,} bytes"))
+        if self.packed:
+            found.append(("query blocks", str(self.head_blocks), self.query_blocks))
+        found.append(("products in", self.compute, f"KV {self.kv}"))
+        if self.topk is not None:
+            found.append(("topk", str(self.topk), "kv"))
+        if self.page_size is not None:
+            found.append(("page size", str(self.page_size), "kv"))
+        return found
 
     def signature(self, where: str) -> str:
         """The arguments of `stage1`, `stage2` or `run`, as a `def` lists them."""
@@ -225,6 +271,11 @@ class KernelPlan(Words, Dimensions, Work, Resources):
     def run_arguments(self) -> str:
         """The lines of `run`'s docstring."""
         return arguments.described(self.features, self.facts)
+
+    @property
+    def strided(self) -> bool:
+        """It takes layouts other than the usual ones."""
+        return "strided" in self.features
 
     @property
     def ranges(self) -> str:

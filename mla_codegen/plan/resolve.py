@@ -25,6 +25,7 @@ from mla_codegen.spec.datamodel import Shape, Spec, apply_optimizations
 from mla_codegen.spec.errors import Loc, Problem, did_you_mean
 
 OF_FAMILIES = ("column_blocks",)  # settings that concern some families alone
+OF_WHOLE_TILES = ("peeled_tail",)  # optimisations of layouts whose tiles are whole but for the last
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Plan:
     target: Target
     release: Release | None
     kernels: tuple[KernelPlan, ...]
+
+    @property
+    def strided(self) -> bool:
+        """All kernels take layouts other than the usual ones."""
+        return all(kernel.strided for kernel in self.kernels)
 
     def shaped(self, kv: str, q_len: int | None = None) -> list[KernelPlan]:
         """The kernels of the shapes; of those with so many query tokens a request, or of all."""
@@ -223,7 +229,7 @@ def _kernel(
     details = family.details(request)
     dimensions = Dimensions(
         request.target.name, shape.batch if shape else None, q_len, shape.kv_len if shape else None,
-        request.heads, request.latent, request.rope, request.q, kv, request.out, request.page_size,
+        request.heads, request.latent, request.rope, request.q, kv, request.out, request.page_size, request.topk,
     )  # fmt: skip
     words = _words(spec, spec_file, kind, dimensions)
     error_bound, lse_bound = family.bounds(details)
@@ -240,7 +246,7 @@ def _kernel(
             family=family.name,
             details=details,
             merge=family.merge(request, work),
-            features=_features(family, dimensions, work),
+            features=_features(family, dimensions, work) | family.needs(details),
             facts=_facts(dimensions, work) | family.facts(request, details),
             error_bound=error_bound,
             lse_bound=lse_bound,
@@ -259,10 +265,10 @@ def _settle(
     """(family, what it is asked, its numbers, optimisations in its kernel, why others are not); None: more problems."""
     model, knobs = spec.model, Knobs(layers)
     wanted, options_loc = _optimizations(layers)
-    options, not_taken = _applicable(wanted, kv)
+    options, not_taken = _applicable(wanted, kv, spec.kv.layout)
     request = Request(
         TARGETS[spec.target], model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, spec.dtypes.q, kv,
-        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size, q_len,
+        spec.dtypes.out, tuple(options), knobs, spec.kv.page_size, q_len, spec.kv.topk,
     )  # fmt: skip
     family, refusals = _family(request, problems, options_loc)
     if family is None:
@@ -274,9 +280,13 @@ def _settle(
     if not isinstance(resources, Resources):
         problems += resources
         return None
-    if unknown := [name for name in OF_FAMILIES if knobs.resolved[name].value and name not in family.settings]:
-        what = f"the family {family.name} has no {unknown[0]}"
-        problems.append(Problem(knobs.loc(unknown[0]), what, fix="remove it, or choose another family"))
+    asked = dict.fromkeys(options, options_loc)
+    asked |= {name: knobs.loc(name) for name in OF_FAMILIES if knobs.resolved[name].value}
+    fix = "remove it, or choose another family"
+    lacking = [Problem(loc, f"the family {family.name} has no {name}", fix=fix)
+               for name, loc in asked.items() if name not in family.known]  # fmt: skip
+    if lacking:
+        problems += lacking
         return None
     have = set(options) - set(family.never) | {
         name for name in family.always if request.format.fp8 or not OPTIMIZATIONS[name].fp8_only
@@ -325,10 +335,11 @@ def _features(family: Family, dimensions: Dimensions, work: Work) -> frozenset[s
     """What decides which arguments the kernel has, in the words of `runtime.arguments`."""
     return frozenset(
         {
-            "paged" if dimensions.paged else "ragged",
+            *(["sparse"] if dimensions.sparse else ["requests", "paged" if dimensions.paged else "ragged"]),
             "direct" if work.direct else "merged",
             "tiles" if family.tiles else "pointers",
             work.columns,
+            *(["strided"] if family.strided else []),
             *(["balanced"] if work.balanced else []),
             *(["any_splits"] if work.any_splits else []),
         }
@@ -340,6 +351,7 @@ def _facts(dimensions: Dimensions, work: Work) -> dict[str, object]:
     return {
         **vars(dimensions),
         "row": dimensions.row,
+        "width": dimensions.width,
         "max_splits": work.max_splits,
         "q_type": ELEMENTS[dimensions.q].pointer,
         "out_type": ELEMENTS[dimensions.out].pointer,
@@ -378,6 +390,11 @@ def _words(spec: Spec, spec_file: str, kind: str, kernel: Dimensions) -> Words:
         origin = f"shape batch={kernel.batch} q_len={kernel.q_len} kv_len={kernel.kv_len}, KV {kernel.kv}"
         use = f"tuned for {kernel.batch} requests of {kernel.q_len} query tokens over {kernel.kv_len} rows"
         summary = "Right for any number of requests of any lengths; fastest near the shape above."
+    elif kernel.sparse:
+        name = f"{kernel.kv}_b{kernel.batch}_top{kernel.topk}"
+        origin = f"shape batch={kernel.batch}, KV {kernel.kv}"
+        use = f"tuned for {kernel.batch} query tokens"
+        summary = "Right for any number of query tokens; fastest near the shape above."
     else:
         name = f"{kernel.kv}_b{kernel.batch}_kv{kernel.kv_len}"
         origin = f"shape batch={kernel.batch} kv_len={kernel.kv_len}, KV {kernel.kv}"
@@ -407,10 +424,15 @@ def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tupl
             request.knobs.take("family", name)
             return FAMILIES[name], refusals
         refusals.append(f"family {name}: {reason}")
-    loc = options_loc if asked is None else request.knobs.loc("family")
+    loc = request.knobs.loc("family") if asked else options_loc if _names_one(reason) else ("dtypes", "kv")
     fix = "add packed_fp8 to the optimizations" if "packed_fp8" in (reason or "") else ""
     problems.append(Problem(loc, reason or "", fix=fix))
     return None, []
+
+
+def _names_one(reason: str | None) -> bool:
+    """It speaks of an optimisation."""
+    return any(name in (reason or "") for name in OPTIMIZATIONS)
 
 
 def _unknown_release() -> Problem:
@@ -432,12 +454,14 @@ def _optimizations(layers: list[Layer]) -> tuple[list[str], Loc]:
     return [name for name in OPTIMIZATIONS if name in names], place
 
 
-def _applicable(names: list[str], kv: str) -> tuple[list[str], list[str]]:
-    """Those that concern this KV element type, and a line for each that does not."""
+def _applicable(names: list[str], kv: str, layout: str) -> tuple[list[str], list[str]]:
+    """Those that concern this KV element type and layout, and a line for each that does not."""
     taken, not_taken = [], []
     for name in names:
         if OPTIMIZATIONS[name].fp8_only and not KV_FORMATS[kv].fp8:
             not_taken.append(f"{name}: the KV is {kv}")
+        elif name in OF_WHOLE_TILES and layout == "sparse":
+            not_taken.append(f"{name}: a list may name no row anywhere, so every tile is masked")
         else:
             taken.append(name)
     return taken, not_taken

@@ -8,7 +8,7 @@ BALANCED_ROWS = 256  # query rows of a call that a balanced kernel partitions: e
 # The ways, which are also the files of templates/work.
 SINGLE, SPLITS, BALANCED = "single", "splits", "balanced"
 # What the columns of a program are, which are also the files of templates/columns.
-HEADS, QUERIES = "heads", "queries"
+HEADS, QUERIES, LISTS = "heads", "queries", "lists"
 
 
 def power_of_two(n: int) -> int:
@@ -24,7 +24,8 @@ class Work:
                  the tiles of all query rows are partitioned evenly over the programs
     splits       of each query row; None: known at run time, or balanced
     head_blocks  programs that split the heads of a query row; the columns of a request of `q_len`, if packed
-    columns      of a program: heads of one query row, or query rows x heads of one request
+    columns      of a program: heads of one query row, or query rows x heads of one request; lists: heads of one query
+                 row, which has a list of KV rows
     """
 
     partition: str
@@ -81,6 +82,11 @@ class Work:
     def splits_name(self) -> str:
         """The number of splits as the kernels name it."""
         return "SPLITS" if self.splits else "splits"
+
+    @property
+    def place_found(self) -> str:
+        """What a split's place among the partial outputs is worked out from, as source."""
+        return "split, splits, " if self.any_splits else "split, "
 
     @property
     def splits_value(self) -> str:

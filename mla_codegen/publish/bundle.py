@@ -47,8 +47,8 @@ def bundle(plan: Plan, leaderboard: str | None = None, gpu: str | None = None) -
     if plan.spec.batch_invariant:
         what = f"{plan.spec_file} is batch-invariant, which costs time, and a leaderboard ranks by time"
         reasons.append(f"{what}: bundle a copy without `batch_invariant`")
-    if plan.spec.kv.layout == "paged":
-        what = f"the KV of {plan.spec_file} is paged, and `custom_kernel` takes ragged KV"
+    if plan.spec.kv.layout != "ragged":
+        what = f"the KV of {plan.spec_file} is {plan.spec.kv.layout}, and `custom_kernel` takes ragged KV"
         reasons.append(f"{what}: bundle a copy without `kv`")
     if reasons:
         raise Refused(reasons)

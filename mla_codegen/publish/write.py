@@ -31,8 +31,9 @@ from mla_codegen.runtime.tables import VERSION
 HEADER = "# Copied by mla-codegen from mla_codegen/runtime/{name}. Do not edit: `mla-codegen build` writes it anew.\n"
 RUNTIME = (
     "__init__.py", "arguments.py", "builds.py", "calls.py", "choice.py", "context_parallel.py", "debug.py",
-    "descriptors.py", "formats.py", "gluon.py", "interpreter.py", "launch.py", "op.py", "paged.py", "peer_memory.py",
-    "scratch.py", "splits.py", "tables.py", "validate.py", "warmup.py", "workspace.py",
+    "descriptors.py", "formats.py", "gluon.py", "interpreter.py", "launch.py", "layout.py", "merge.py", "op.py",
+    "paged.py", "peer_memory.py", "records.py", "scratch.py", "sparse.py", "splits.py", "tables.py", "validate.py",
+    "warmup.py", "workspace.py",
 )  # fmt: skip
 
 
@@ -69,13 +70,15 @@ def fresh_build(plans: list[Plan], out: Path) -> dict[str, str]:
         for kernel in plan.kernels:
             mine[f"{plan.name}/{kernel.name}.py"] = texts.pop(0)
         files |= mine
-        pages = [plan.spec.kv.page_size] * (plan.spec.kv.layout == "paged")
+        kv = plan.spec.kv
+        layouts: dict[str, list] = {"ragged": [], "paged": [kv.page_size], "sparse": [f"lists of {kv.topk}"]}
+        row = model.kv_lora_rank + model.qk_rope_head_dim
         tokens = ["several query tokens"] * plan.for_several_tokens
         builds[plan.name] = {
             "spec": plan.spec_file,
             "spec_sha256": _sha(json.dumps(plan.spec.model_dump(mode="json", exclude={"limits"}), sort_keys=True)),
             "summary": f"{plan.target.name} ({', '.join(plan.spec.dtypes.kv)} KV{plan.spec.kv.words})",
-            "serves": [plan.target.name, model.num_heads, model.kv_lora_rank + model.qk_rope_head_dim, *pages, *tokens],
+            "serves": [plan.target.name, model.num_heads, row, *layouts[kv.layout], *tokens],
             "tables": VERSION,
             "files": {path: _sha(text) for path, text in sorted(mine.items())},
         }

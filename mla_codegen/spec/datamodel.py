@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 from mla_codegen.catalog.targets import find_target
@@ -77,7 +85,7 @@ class Shape(Defaults):
     q_len: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1, description="query tokens of a request (multi-token prediction, speculative decoding)"
     )
-    kv_len: Annotated[int, Field(ge=1, le=16_777_216, description="KV rows of a request")]
+    kv_len: Annotated[int, Field(ge=1, le=16_777_216, description="KV rows of a request (sparse KV: `topk` says it)")]
 
     @property
     def call(self) -> tuple[int, ...]:
@@ -97,8 +105,9 @@ class Model(_Strict):
     kv_lora_rank: Annotated[int, OneOf((64, 128, 256, 512, 1024))] = Field(
         default=512, description="latent columns of a KV row: key and value"
     )
-    qk_rope_head_dim: Annotated[int, OneOf((16, 32, 64, 128, 256))] = Field(
-        default=64, description="rope columns of a KV row: key only"
+    qk_rope_head_dim: Annotated[int, OneOf((0, 16, 32, 64, 128, 256))] = Field(
+        default=64,
+        description="rope columns of a KV row: key only (0: those of a record that are a part of its latent)",
     )
 
 
@@ -122,15 +131,23 @@ PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class KVLayout(_Strict):
     """How the KV rows of a request lie in memory."""
 
-    layout: Literal["ragged", "paged"] = Field(
+    layout: Literal["ragged", "paged", "sparse"] = Field(
         default="ragged",
-        description="ragged: consecutive rows of one tensor; paged: pages of a pool, in any order, that a table lists",
+        description="ragged: consecutive rows of one tensor; paged: pages of a pool, in any order, that a table lists; "
+        "sparse: rows of a pool, of which each query token has a list",
     )
-    page_size: Annotated[int, OneOf(PAGE_SIZES)] | None = Field(default=None, description="KV rows of a page (paged)")
+    page_size: Annotated[int, OneOf(PAGE_SIZES)] | None = Field(
+        default=None, description="KV rows of a page (paged; sparse, if records lie in blocks)"
+    )
+    topk: Annotated[int, Field(ge=1, le=65536)] | None = Field(
+        default=None, description="entries of a query token's list of KV rows (sparse)"
+    )
 
     @property
     def words(self) -> str:
-        """` in pages of 64 rows`; nothing for ragged KV."""
+        """` in pages of 64 rows`, ` by lists of 2048 rows`; nothing for ragged KV."""
+        if self.topk is not None:
+            return f" by lists of {self.topk} row{'s' if self.topk > 1 else ''}"
         return "" if self.page_size is None else f" in pages of {self.page_size} row{'s' if self.page_size > 1 else ''}"
 
 
@@ -140,8 +157,19 @@ def _own_name(target: str) -> str:
     return found.name if found else target
 
 
+def _listed(data: Any) -> Any:
+    """A sparse spec with the KV rows of its shapes, which are those of a list."""
+    kv = data.get("kv") if isinstance(data, dict) else None
+    if not isinstance(kv, dict) or kv.get("layout") != "sparse" or not isinstance(data.get("shapes"), list):
+        return data
+    known = {"kv_len": kv.get("topk", 1)}
+    return data | {"shapes": [known | shape if isinstance(shape, dict) else shape for shape in data["shapes"]]}
+
+
 class Spec(_Strict):
     """One deployment: a target, a model, and the shapes that must be fast. `name` is the file's stem."""
+
+    _fill = model_validator(mode="before")(_listed)
 
     name: str
     target: Annotated[str, AfterValidator(_own_name)] = Field(

@@ -49,6 +49,8 @@ def _breaches(source: Source) -> Iterator[Problem]:
         yield from _optimizations(layer, target)
     yield from _packed_rope(data)
     yield from _pages(data)
+    yield from _lists(data)
+    yield from _records(data)
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -100,15 +102,18 @@ def _repeats(items: list[Any], loc: Loc, source: Source) -> Iterator[Problem]:
 
 def _duplicate_shapes(source: Source) -> Iterator[Problem]:
     seen: dict[tuple[int, int, int], int] = {}
+    topk = _dict(source.data.get("kv")).get("topk")
     for index, shape in enumerate(_list(source.data.get("shapes"))):
-        batch, kv_len, q_len = _dict(shape).get("batch"), _dict(shape).get("kv_len"), _dict(shape).get("q_len", 1)
+        given = {"kv_len": topk, "q_len": 1, **_dict(shape)}
+        batch, kv_len, q_len = given.get("batch"), given["kv_len"], given["q_len"]
         if not isinstance(batch, int) or not isinstance(kv_len, int) or not isinstance(q_len, int):
             continue
         first = seen.setdefault((batch, q_len, kv_len), index)
         if first != index:
             line = source.place(("shapes", first))[0]
             tokens = f" q_len {q_len}," if q_len > 1 else ""
-            what = f"the shape batch {batch},{tokens} kv_len {kv_len} is already on line {line}"
+            length = f" kv_len {kv_len}" if "kv_len" in shape else f" topk {topk}"
+            what = f"the shape batch {batch},{tokens}{length} is already on line {line}"
             yield Problem(("shapes", index), what, fix="remove one of the two")
 
 
@@ -245,3 +250,49 @@ def _pages(data: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(
             ("kv", "page_size"), "`page_size` is for paged KV, and this layout is ragged", fix=fix, at_key=True
         )
+
+
+def _lists(data: dict[str, Any]) -> Iterator[Problem]:
+    """What sparse KV needs, and what it has no use for."""
+    kv = _dict(data.get("kv"))
+    if kv.get("layout", "ragged") != "sparse":
+        if "topk" in kv:
+            what = f"`topk` is for sparse KV, and this layout is {kv.get('layout', 'ragged')}"
+            yield Problem(("kv", "topk"), what, fix="remove it, or write `layout: sparse`", at_key=True)
+        return
+    if "topk" not in kv:
+        what = "sparse KV lacks `topk`, the entries of a query token's list"
+        yield Problem(("kv", "topk"), what, fix="add `topk: 2048`")
+    in_blocks = [name for name in _kv(data) if name in KV_FORMATS and KV_FORMATS[name].blocks]
+    if in_blocks and "page_size" not in kv:
+        what = f"sparse KV of {in_blocks[0]} lacks `page_size`: a page is its rows and then their scales"
+        yield Problem(("kv", "page_size"), what, ", ".join(map(str, PAGE_SIZES)), "add `page_size: 64`")
+    elif "page_size" in kv and not in_blocks:
+        what = "`page_size` says nothing of sparse KV: lists count the rows of the pool, whatever its pages"
+        yield Problem(("kv", "page_size"), what, fix="remove it", at_key=True)
+    for index, shape in enumerate(_list(data.get("shapes"))):
+        for key, why in (
+            ("kv_len", "`topk` of `kv` says how many KV rows a query token sees"),
+            ("q_len", "every query token has a list of its own: count them all in `batch`"),
+        ):
+            if key in _dict(shape):
+                what = f"{quoted(key)} in a shape of sparse KV: {why}"
+                yield Problem(("shapes", index, key), what, fix="remove it", at_key=True)
+
+
+def _records(data: dict[str, Any]) -> Iterator[Problem]:
+    """Rows that a KV type has no form for; records in blocks that are not sparse; q that their columns would round."""
+    model, dtypes = _dict(data.get("model")), _dict(data.get("dtypes"))
+    latent, rope = model.get("kv_lora_rank", 512), model.get("qk_rope_head_dim", 64)
+    for index, name in enumerate(_kv(data)):
+        form = KV_FORMATS.get(name)
+        if form is None or not isinstance(latent, int) or not isinstance(rope, int):
+            continue
+        if why := form.unfit(latent, rope):
+            yield Problem(("model", "qk_rope_head_dim"), f"{name} KV of {latent} + {rope} columns: {why}")
+        if form.blocks and _dict(data.get("kv")).get("layout", "ragged") != "sparse":
+            what = f"{name} KV is read by lists alone"
+            yield Problem(("dtypes", "kv", index), what, fix="write `kv: {layout: sparse, topk: 512, page_size: 64}`")
+        if form.record and dtypes.get("q", "bf16") != "bf16":
+            what = f"q is {dtypes['q']}, and {name} KV has bf16 columns"
+            yield Problem(("dtypes", "q"), what, "bf16", "write `q: bf16`")

@@ -26,6 +26,7 @@ def json_schema() -> dict[str, Any]:
     targets |= {gpu: f"the same as {target.name}" for target in TARGETS.values() for gpu in target.gpus}
     schema["properties"]["target"].update(_names(targets))
     definitions["Dtypes"]["properties"]["kv"]["uniqueItems"] = True
+    definitions["Shape"]["required"].remove("kv_len")  # of sparse KV `topk` says it
     families = sorted({family for target in TARGETS.values() for family in target.families})
     meanings = {option.name: f"{option.meaning} Needs {option.needs}." for option in OPTIMIZATIONS.values()}
     signed = {sign + name: meaning for name, meaning in meanings.items() for sign in "+-"}

@@ -12,7 +12,7 @@ from mla_codegen.spec.errors import Loc, Place, Problem, SpecError, did_you_mean
 from mla_codegen.spec.syntax import syntax_flaw
 from mla_codegen.spec.tree import Flaw, Node, TreeBuilder, Unreadable, Value
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 50_000
 
 START = "`mla-codegen init --model deepseek-v3 --target sm_90` writes a spec to start from"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

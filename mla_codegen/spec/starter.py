@@ -3,7 +3,7 @@
 import textwrap
 from dataclasses import dataclass
 
-from mla_codegen.catalog.optimizations import OPTIMIZATIONS
+from mla_codegen.catalog.optimizations import OPT_IN, OPTIMIZATIONS
 from mla_codegen.catalog.targets import Target, find_target
 from mla_codegen.spec.errors import UnknownName, unknown_target
 from mla_codegen.spec.schema import SCHEMA_FILE
@@ -34,8 +34,6 @@ _ALL = (
 )
 
 MODELS: dict[str, MlaModel] = {model.name: model for model in _ALL}
-
-OPT_IN = {"fp8_mma"}  # trades accuracy for speed, so that it is for the user to ask
 
 
 def starter(model_name: str, target_name: str, schema: str = SCHEMA_FILE) -> str:

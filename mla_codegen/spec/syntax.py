@@ -1,40 +1,23 @@
-"""What a YAML parser says of text that is not YAML, said again for people who write specs."""
+"""What the YAML parser says of text that is not YAML, in other words where its own would mislead."""
 
 import re
 
 import yaml
 
 from mla_codegen.spec.errors import Place, Problem, quoted
-from mla_codegen.spec.tree import MAX_DEPTH, Flaw
+from mla_codegen.spec.tree import Flaw
 
-MISFIT = "this does not line up with what stands above it"
-QUOTE = "put the text in quotes"
+QUOTE = "put the text in single quotes"
 INDENT = "indent the keys of one block alike, with spaces; put text that holds `: ` in quotes"
-# The parser's words (libyaml's, or the pure Python one's) -> what is wrong, and how to mend it
+# The parser's words -> what is wrong, and how to mend it
 _WORDS = (
     ("mapping values are not allowed", "there cannot be a `:` here", INDENT),
     ("expected ',' or '}'", "a comma or the closing `}` is missing before this", ""),
     ("expected ',' or ']'", "a comma or the closing `]` is missing before this", ""),
-    ("expected node content", "a value is missing here", ""),
-    ("expected the node content", "a value is missing here", ""),
-    ("expected '-' indicator", MISFIT, INDENT),
-    ("expected key", MISFIT, INDENT),
-    ("expected <block end>", MISFIT, INDENT),
+    ("expected <block end>", "this does not line up with what stands above it", INDENT),
     ("could not find expected ':'", "a `:` is missing after this key", "write `key: value`"),
     ("sequence entries are not allowed", "a list entry cannot begin here", "begin the list on a line of its own"),
-    ("mapping keys are not allowed", "a `?` cannot stand here", QUOTE),
-    ("alphabetic or numeric character", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
-    ("non-alphabetical character", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
-    ("expected directive name", "a `&`, `*` or `%` needs a name right behind it", QUOTE),
-    ("comment or line break", "text cannot follow a `|` or `>` on its line", QUOTE),
-    ("comment or a line break", "text cannot follow a `|` or `>` on its line", QUOTE),
-    ("chomping or indentation", "text cannot follow a `|` or `>` on its line", QUOTE),
-    ("unexpected ':'", "there cannot be a `:` here", INDENT),
-    ("undefined tag handle", "a tag has no meaning in a spec", "remove the `!...`, or put the text in quotes"),
-    ("unknown escape character", "the backslash escape is unknown", "write the text in single quotes"),
-    ("incompatible YAML document", "this YAML version is unknown", "remove the %YAML line"),
     ("<document start>", "the spec has ended before this", "a bracket is closed once too often?"),
-    ("nesting depth", f"nested more than {MAX_DEPTH} levels deep", ""),
 )
 _BRACKETS = {"{": "}", "[": "]"}
 
@@ -65,8 +48,6 @@ def syntax_flaw(error: yaml.YAMLError, text: str, open_places: list[Place]) -> F
     if "cannot start any token" in said:
         what = f"no value can begin with {quoted(line[mark.column : mark.column + 1])}"
         return Problem((), what, fix=QUOTE), place
-    if "unknown escape" in said and line[mark.column : mark.column + 1] != "\\":
-        place = (mark.line + 1, mark.column)  # the pure Python parser points behind the backslash
     if "could not find expected ':'" in said and error.context_mark is not None:
         place = (error.context_mark.line + 1, error.context_mark.column + 1)  # the key
     if "mapping values are not allowed" in said:
@@ -78,4 +59,5 @@ def syntax_flaw(error: yaml.YAMLError, text: str, open_places: list[Place]) -> F
             if what.startswith("a comma") and error.context_mark is not None and error.context_mark.line < mark.line:
                 what += f" (it opens on line {error.context_mark.line + 1})"
             return Problem((), what, fix=fix), place
-    return Problem((), f"this is not YAML: {said}"), place
+    fix = QUOTE if isinstance(error, yaml.scanner.ScannerError) else ""
+    return Problem((), f"this is not YAML: {said}", fix=fix), place

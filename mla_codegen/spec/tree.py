@@ -14,9 +14,8 @@ import yaml
 
 from mla_codegen.spec.errors import Loc, Place, Problem, quoted
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is far faster and gives the same events
 MAX_DEPTH = 20
-MAX_VALUES = 50_000  # aliases counted at every use: nested aliases would otherwise grow without bound
+MAX_VALUES = 20_000  # aliases counted at every use: nested aliases would otherwise grow without bound
 
 Value = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
 Flaw = tuple[Problem, Place | None]
@@ -76,7 +75,8 @@ class TreeBuilder:
     def __init__(self, text: str):
         self.flaws: list[Flaw] = []
         self.open: list[Place] = []  # the brackets and braces around the place being read
-        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=LOADER)
+        # Not by libyaml, whose words for what is wrong differ.
+        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=yaml.SafeLoader)
         self._anchors: dict[str, Node | None] = {}  # None while the anchored value itself is being read
         self._weight = 0
 

@@ -71,6 +71,27 @@ def test_completion(tmp_path: Path) -> None:
     assert "--quick" in complete("verify", "--q", folder=tmp_path)
 
 
+def test_commands_that_run_no_kernel_do_not_wait_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(SPEC.format(target="sm_90"))
+    script = """if True:
+        import sys
+        from typer.testing import CliRunner
+        from mla_codegen.cli.main import app
+        for command in (["build"], ["check"], ["list", "shapes"], ["explain", "--batch", "4", "--kv-len", "64"]):
+            done = CliRunner().invoke(app, [*command, "one.yaml"])
+            assert done.exit_code == 0, done.output
+        assert not {"torch", "triton", "numpy"} & set(sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_completion_can_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))  # whatever the tests run under
     shown = CliRunner().invoke(app, ["--show-completion", "bash"], prog_name="mla-codegen")

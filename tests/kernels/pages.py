@@ -18,8 +18,12 @@ def run(
     splits: int | None = None,
     *,
     kv_visible: torch.Tensor | None = None,
+    **more: Any,
 ) -> Got:
-    """(out, LSE) on the CPU of one call; `form` as in `PagedCase.lists`. The case is on the device to run on."""
+    """(out, LSE) on the CPU of one call; `form` as in `PagedCase.lists`. The case is on the device to run on.
+
+    more   arguments of `run` beside the case's, or in their place
+    """
     rows = case.ragged
     device = rows.q.device
     shape = (rows.q.shape[0], kernel.heads, kernel.latent)
@@ -28,18 +32,18 @@ def run(
     with poisoned_scratch():
         out = torch.empty(shape, dtype=torch.bfloat16, device=device)
         lse = torch.empty(shape[:2], dtype=torch.float32, device=device)
-        module.run(
-            q=rows.q,
-            kv=case.kv,
-            qo_indptr=rows.qo_indptr,
-            kv_indptr=kv_indptr,
-            kv_indices=kv_indices,
-            kv_lens=kv_lens,
-            kv_visible=kv_visible,
-            kv_scale=rows.kv_scale,
-            sm_scale=rows.sm_scale,
-            out=out,
-            lse=lse,
-            **given,
-        )
-    return out.cpu(), lse.cpu()
+        given |= {
+            "q": rows.q,
+            "kv": case.kv,
+            "qo_indptr": rows.qo_indptr,
+            "kv_indptr": kv_indptr,
+            "kv_indices": kv_indices,
+            "kv_lens": kv_lens,
+            "kv_visible": kv_visible,
+            "kv_scale": rows.kv_scale,
+            "sm_scale": rows.sm_scale,
+            "out": out,
+            "lse": lse,
+        } | more
+        module.run(**given)
+    return given["out"].cpu(), given["lse"].cpu()

@@ -220,9 +220,8 @@ def test_planted_faults_are_caught(build: Build, form: Form, old: str, new: str,
         ({"q": "fp16", "out": "fp16"}, "bf16"),
         ({"latent": 1024}, "1024"),
         ({"block_n": 32}, "block_n"),
-        ({"heads": 128}, "128 heads"),
     ],
-    ids=["kv", "q", "rank", "tile", "heads"],
+    ids=["kv", "q", "rank", "tile"],
 )
 def test_what_it_cannot_serve_goes_to_plain_triton(changes: dict[str, Any], reason: str) -> None:
     spec = make_spec("sm_90", **{"kv": ["bf16"], "optimizations": ["exp2", "packed_fp8"], **changes})
@@ -230,7 +229,7 @@ def test_what_it_cannot_serve_goes_to_plain_triton(changes: dict[str, Any], reas
     spec["defaults"] = {"optimizations": ["exp2", "packed_fp8"], **tile}
     for kernel in make_plans(spec).kernels:
         assert kernel.family == "triton"
-        (line,) = (line for line in kernel.not_taken if line.startswith("family hopper"))
+        (line,) = (line for line in kernel.not_taken if line.startswith("family hopper:"))
         assert reason in line
 
 

@@ -1,16 +1,34 @@
 """Every way to decode KV elements, on every target that has it: ragged lengths, every fp8 byte, several scales."""
 
+from functools import cache
+
 import pytest
 import torch
-from harness import MODES, RAGGED, REPORTS, Builder, Mode, check
+from harness import ALIKE, DISTINCT, MODES, RAGGED, REPORTS, SHAPE, Builder, Mode, check, code_of, make_plans
 
 from mla_codegen.check.reference import make_case
+from mla_codegen.render.templates import _kernel_text
+from mla_codegen.runtime.formats import ELEMENTS
 
 FP8_MODES = [mode for mode in MODES if mode.kv.startswith("fp8")]
 
 
 def each(modes: list[Mode]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("mode", modes, ids=str)
+
+
+@cache
+def code(mode: Mode) -> list[str]:
+    """Of its kernels, for one query token and for several."""
+    shapes = [SHAPE, {"batch": 2, "q_len": 4, "kv_len": 64, "splits": 2, "block_h": 16}]
+    plan = make_plans(mode.spec(heads=4, shapes=shapes))
+    return [code_of(_kernel_text(f"{kernel.family}/kernel.py.jinja", kernel)) for kernel in plan.kernels]
+
+
+@each(ALIKE)
+def test_other_targets_have_the_same_code(mode: Mode) -> None:
+    """Else the mode belongs in MODES: its kernels are held by nothing else."""
+    assert any(code(other) == code(mode) for other in DISTINCT if other.kv == mode.kv)
 
 
 @each(MODES)
@@ -49,7 +67,7 @@ def test_every_byte_counts_as_its_value(build: Builder, mode: Mode) -> None:
 
 
 def torch_dtype(mode: Mode) -> torch.dtype:
-    return {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}[mode.kv]
+    return ELEMENTS[mode.kv].dtype
 
 
 @each([mode for mode in FP8_MODES if mode.options == ("packed_fp8",) or mode.target == "gfx942"])

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from harness import Builder, Kernels, check, make_plans, make_spec
+from harness import Builder, Kernels, check, code_of, make_plans, make_spec
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.check.reference import make_case
@@ -77,7 +77,7 @@ def test_right_with_and_without(build: Builder, switch: Switch, on: bool) -> Non
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
 def test_the_file_holds_what_was_asked_for_and_nothing_else(switch: Switch) -> None:
-    with_option, without = (code(render_kernel(make_plans(spec(switch, on)).kernels[0])) for on in (True, False))
+    with_option, without = (code_of(render_kernel(make_plans(spec(switch, on)).kernels[0])) for on in (True, False))
     present, absent = SIGNS[switch.option]
     assert re.search(present, with_option)
     assert not re.search(present, without)
@@ -95,13 +95,7 @@ def test_the_reciprocal_is_the_targets_own(target: str, own: str) -> None:
 
 
 def test_streaming_marks_every_load_of_kv_and_no_other(build: Builder) -> None:
-    text = code(render_kernel(make_plans(spec(Switch("streaming_loads", "portable"), True)).kernels[0]))
+    text = code_of(render_kernel(make_plans(spec(Switch("streaming_loads", "portable"), True)).kernels[0]))
     loads = re.findall(r"kv_(?:latent|rope) = tl\.load\([^=]*?(?:=[^=]*?)*?\)\n", text)
     assert loads
     assert text.count("tl.load(tile") == text.count(".cg")
-
-
-def code(text: str) -> str:
-    """The file without comments and docstrings, which may speak of what is not there."""
-    text = re.sub(r'""".*?"""', "", text, flags=re.S)
-    return re.sub(r"#.*", "", text)

@@ -1,6 +1,8 @@
 """Paged KV in the Hopper family, in the emulator: the same bits as ragged KV, and faults that must show."""
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from pages import run
 from mla_codegen.check.emulate.errors import EmulatorError
 from mla_codegen.check.reference import PagedCase, in_pages, make_case
 from mla_codegen.check.verify import emulated
+from mla_codegen.runtime.layout import layout_of_kv, layout_of_results
 
 LENS = [0, 1, 63, 64, 65, 200]
 LSE = {"fp8_e4m3fn": 5e-3, "bf16": 1e-4}
@@ -78,6 +81,32 @@ def test_several_query_rows(build: Callable[..., Emulated], kv: str) -> None:
     want = build(kv, None, block_n=64).run("any_direct", case, kv_visible=visible)
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
     check(decode(kernels, "balanced", paged, "list"), case, bound=EXACT, lse_bound=LSE[kv])
+
+
+@pytest.mark.parametrize(("kv", "block_n", "page_size"), [("bf16", 64, 16), ("fp8_e4m3fn", 64, 64)])
+def test_layouts_of_engines(build: Callable[..., Emulated], kv: str, block_n: int, page_size: int) -> None:
+    """Pages whole rows apart, a table by columns, padded heads, LSE as [heads, rows] and to base 2: the same bits."""
+    kernels = build(kv, page_size, block_n=block_n)
+    case = make_case([0, 65, 130], kv_dtype=kv)
+    paged = in_pages(case, page_size)
+    pages, _, row = paged.kv.shape
+    memory = torch.empty(pages, 3, page_size, row, dtype=paged.kv.dtype).fill_(float("nan"))
+    memory[:, 1].view(torch.uint8).copy_(paged.kv.view(torch.uint8))
+    table = paged.block_table.T.contiguous().T
+    build_of = SimpleNamespace(strided=True)
+    apart = {"kv": memory[:, 1], "kv_layout": layout_of_kv(build_of, memory[:, 1], table.stride(1))}  # type: ignore[arg-type]
+    for part, splits in (("any_direct", None), ("any", 2), ("balanced", None)):
+        want = decode(kernels, part, paged, "table", splits)
+        wide = torch.full((3, 18, 520), float("nan"), dtype=torch.bfloat16)
+        lse = torch.full((16, 5), float("nan"))
+        results: dict[str, Any] = {"out": wide[:, :16, :512], "lse": lse[:, :3].T}
+        results["out_layout"] = layout_of_results(build_of, *results.values(), base2=True)  # type: ignore[arg-type]
+        got = decode(kernels, part, paged, "table", splits, kv_indices=table, **apart, **results)
+        assert torch.equal(got[0], want[0])
+        torch.testing.assert_close(got[1], want[1] / math.log(2), rtol=1e-6, atol=0)
+        assert wide[:, 16:].isnan().all() and wide[..., 512:].isnan().all() and lse[:, 3:].isnan().all()
+    with pytest.raises(ValueError, match="TMA needs a multiple of the row's 576"):
+        decode(kernels, "any_direct", paged, "table", **{**apart, "kv_layout": (page_size * row + 16, 1)})
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3fn"])

@@ -398,12 +398,12 @@ def test_the_dispatcher_refuses_tables_of_another_version(
 # What the runtime, the tables and the kernels of a build say to one another, as of VERSION: who changes it raises that
 # number, so that builds of before are refused instead of failing.
 INTERFACE = {
-    "version": 2,
-    "tables": "BATCH_INVARIANT BLOCKS GENERAL HEADS KV LATENT OUT PAGE_SIZE Q ROPE SHAPES SPEC TARGET TOKEN_SHAPES "
-    "TRITON VERSION",
+    "version": 4,
+    "tables": "BATCH_INVARIANT BLOCKS GENERAL HEADS KV LATENT OUT PAGE_SIZE Q ROPE SHAPES SPEC STRIDED TARGET "
+    "TOKEN_SHAPES TOPK TRITON VERSION",
     "general": "balanced balanced_rows block_n direct head_blocks resident split units",
     "from runtime": "descriptors.Tiles descriptors.aligned scratch.carve",
-    "run": "q kv qo_indptr kv_indptr kv_visible kv_scale sm_scale out lse [splits] workspace",
+    "run": "q kv qo_indptr kv_indptr kv_visible kv_scale sm_scale out lse [splits] workspace out_layout",
     "scratch": "total_q [splits]",
 }
 

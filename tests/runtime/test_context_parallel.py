@@ -117,6 +117,15 @@ def test_each_row_lies_on_one_rank_and_query_rows_see_their_own_prefix(
             at += 1
 
 
+def combine(alone: SimpleNamespace, parts: torch.Tensor, rows: int, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What as many ranks as there are parts make of them, for one head."""
+    parallel = alone.module.ContextParallel(alone.dispatcher)
+    parallel.ranks = len(parts)
+    out, lse = torch.full((rows, 1, latent), float("nan"), dtype=torch.bfloat16), torch.full((rows, 1), float("nan"))
+    parallel.combine(parts, out, lse)
+    return out[:, 0], lse[:, 0]
+
+
 def test_merging_rounded_partials_adds_at_most_their_own_rounding(alone: SimpleNamespace) -> None:
     """|out - exact| <= (sum of the ranks' weights * |partial|) * 2^-8 for them, and 2^-8 |out| for the result."""
     ranks, at, latent = 4, 6, 64
@@ -131,12 +140,7 @@ def test_merging_rounded_partials_adds_at_most_their_own_rounding(alone: SimpleN
     for rank in range(ranks):
         parts[rank, : latent * at * 2] = exact[rank].to(torch.bfloat16).view(torch.uint8).flatten()
         parts[rank, latent * at * 2 : part] = lse[rank].view(torch.uint8)
-    out, out_lse = torch.empty(at, latent, dtype=torch.bfloat16), torch.empty(at)
-    flat = parts.view(-1)
-    alone.module.merge[(at,)](
-        flat.view(torch.bfloat16), flat[latent * at * 2 :].view(torch.float32), out, out_lse,
-        parts.shape[1] // 16, latent, 8, ranks, 4, 2,
-    )  # fmt: skip
+    out, out_lse = combine(alone, parts, at, latent)
     want_lse = torch.logsumexp(lse.double(), 0)
     weights = torch.exp(lse.double() - want_lse).nan_to_num(0.0)[..., None]
     used = exact.nan_to_num(0.0)
@@ -154,13 +158,8 @@ def test_a_merge_keeps_nan_where_it_is(alone: SimpleNamespace) -> None:
     partial[1, 0], lse[1, 0] = float("nan"), float("nan")
     lse[:, 2] = float("-inf")
     partial[2, 2], lse[2, 2] = float("nan"), float("nan")
-    out, out_lse = torch.empty(at, latent, dtype=torch.bfloat16), torch.empty(at)
-    part = latent * at * 2 + at * 4
-    parts = torch.cat([partial.view(ranks, -1).view(torch.uint8), lse.view(torch.uint8)], 1).flatten()
-    alone.module.merge[(at,)](
-        parts.view(torch.bfloat16), parts[latent * at * 2 :].view(torch.float32), out, out_lse,
-        part // 16, latent, 8, ranks, 4, 2,
-    )  # fmt: skip
+    parts = torch.cat([partial.view(ranks, -1).view(torch.uint8), lse.view(torch.uint8)], 1)
+    out, out_lse = combine(alone, parts, at, latent)
     bad = torch.tensor([True, False, True, False])
     assert torch.equal(out.isnan().all(-1), bad) and torch.equal(out.isnan().any(-1), bad)
     assert torch.equal(out_lse.isnan(), bad)

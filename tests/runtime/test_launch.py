@@ -34,8 +34,9 @@ class Pointer:
 class Kernel:
     """Stands in for a Triton kernel: compiles one binary for each call, and notes what runs."""
 
-    def __init__(self, free: tuple[bool, ...] = FREE):
-        self.params = [SimpleNamespace(do_not_specialize=one) for one in free]
+    def __init__(self, free: tuple[bool, ...] = FREE, layout: int | None = None):
+        names = ["out_layout" if position == layout else f"a{position}" for position in range(len(free))]
+        self.params = [SimpleNamespace(name=n, do_not_specialize=f) for n, f in zip(names, free, strict=True)]
         self.compiled: list[list[Any]] = []
         self.launched: list[tuple[Any, ...]] = []  # (grid, stream, binary, its arguments)
 
@@ -94,6 +95,27 @@ def test_a_binary_is_launched_again_only_where_triton_would(made: list[tuple[Any
         assert (grid, stream) == ((7,), 100)
         plain = [a.address if isinstance(a, Pointer) else 0 if a is None else a for a in args[:3]]
         assert list(given) == [*plain, *args[3:]]
+
+
+some_pointers = st.lists(st.builds(Pointer, addresses, dtypes), min_size=2, max_size=2).map(tuple)
+some_numbers = st.lists(integers, min_size=3, max_size=3).map(tuple)
+layouts = st.one_of(st.none(), st.tuples(some_numbers, st.sampled_from([0.5, 1.0])).map(lambda one: (*one[0], one[1])))
+
+
+@given(st.lists(st.tuples(some_pointers, st.tuples(some_numbers, some_numbers), layouts), min_size=2, max_size=12))
+def test_tuples_are_told_apart_as_triton_does(made: list[tuple[Any, ...]]) -> None:
+    """Of pointers, of numbers in tuples, and layouts, which may be None at first, or later."""
+    kernel = Kernel((False,) * 3, layout=2)
+    launch = Launch(kernel)
+    for args in made:
+        before = len(kernel.launched)
+        launch[(7,)](*args, num_warps=4)
+        if len(kernel.launched) == before:
+            assert kernel.compiled[-1] == kernel.specialised(args)
+            continue
+        _, _, number, given = kernel.launched[-1]
+        assert kernel.compiled[number] == kernel.specialised(args)
+        assert list(given) == [tuple(one.address for one in args[0]), *args[1:]]
 
 
 USUAL = (Pointer(0x100), Pointer(0x200), None, 0.5, 3, 4, 5)

@@ -65,7 +65,9 @@ def test_opcheck(package: SimpleNamespace, device: str, kv: str) -> None:
     arguments = (*tensors, out, lse, case.sm_scale, case.kv_scale, visible, 40)
     torch.library.opcheck(package.ops.mla_decode_into.default, arguments)
     workspace = torch.zeros(4096, dtype=torch.float32, device=device)  # zeros: opcheck compares, and NaN is not NaN
-    torch.library.opcheck(package.ops.mla_decode_into.default, (*arguments, None, None, None, 2, workspace))
+    torch.library.opcheck(
+        package.ops.mla_decode_into.default, (*arguments, None, None, None, 2, False, None, None, None, workspace)
+    )
 
 
 def test_the_schema_declares_what_is_written(package: SimpleNamespace) -> None:

@@ -134,15 +134,12 @@ WRONG = {
     "short lengths": (lambda c: {"kv_lens": c.kv_lens[:1]}, V, r"kv_lens has shape \(1,\); it must be \[2\]"),
     "strided lengths": (lambda c: {"kv_lens": c.kv_lens.repeat(2)[::2]}, V, "kv_lens has strides .*contiguous"),
     "table of others": (lambda c: {"block_table": c.block_table[:1]}, V, r"block_table has shape .*\[2, pages\]"),
-    "columns first": (
-        lambda c: {"block_table": c.block_table.t().contiguous().t()}, V, "block_table has strides .* last must be",
-    ),
     "float table": (lambda c: {"block_table": c.block_table.half()}, T, r"block_table is torch\.float16"),
     "no query ranges": ({"qo_indptr": torch.zeros(0, dtype=torch.int32)}, V, r"qo_indptr has shape \(0,\); it must be"),
     "elsewhere": (lambda c: {"block_table": c.block_table.to("meta")}, T, "block_table is on meta, where"),
     "heads of KV": (lambda c: {"kv": c.kv[:, :, None].expand(-1, -1, 2, -1)}, V, r"is \[pages, page_size, 96\]"),
     "columns": (lambda c: {"kv": c.kv[..., :64].contiguous()}, V, "kv has rows of 64 columns, q of 96"),
-    "gaps": (lambda c: {"kv": c.kv.repeat(2, 1, 1)[::2]}, V, "rows must be contiguous"),
+    "gaps": (lambda c: {"kv": c.kv.repeat(1, 2, 1)[:, ::2]}, V, "rows of a page must lie side by side"),
     "a vector": (lambda c: {"kv": c.kv[0, 0]}, V, r"paged KV is \[pages, page_size, 96\]"),
 }  # fmt: skip
 

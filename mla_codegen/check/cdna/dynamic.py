@@ -98,7 +98,7 @@ def _launch(module: Any, job: CountJob, tiles: int) -> Launch:
     """Stage 1 of a call of one request, `tiles` whole tiles a split."""
     import torch
 
-    from mla_codegen.check.reference import TORCH, forms, in_pages, make_case
+    from mla_codegen.check.reference import TORCH, forms, in_lists, in_pages, make_case
 
     kernel = job.kernel
     splits = kernel.splits or 2
@@ -106,12 +106,15 @@ def _launch(module: Any, job: CountJob, tiles: int) -> Launch:
         [tiles * kernel.block_n * splits],
         heads=kernel.heads, latent=kernel.latent, rope=kernel.rope, q_dtype=kernel.q, kv_dtype=kernel.kv, guard=0,
     )  # fmt: skip
-    rows: tuple[Any, ...] = (case.kv, case.kv_indptr)
-    if kernel.page_size is not None:
+    rows: tuple[Any, ...] = (case.kv, case.qo_indptr, case.kv_indptr, None)
+    if kernel.topk is not None:
+        sparse = in_lists(case, kernel.topk, kernel.page_size or 16, gaps=False)
+        rows = (sparse.kv, sparse.indices, sparse.topk_lens, None)
+    elif kernel.page_size is not None:
         paged = in_pages(case, kernel.page_size)
-        rows = (paged.kv, *paged.lists(forms(kernel.page_size)[0]))
+        rows = (paged.kv, case.qo_indptr, *paged.lists(forms(kernel.page_size)[0]), None)
     out = torch.empty(1, kernel.heads, kernel.latent, dtype=TORCH[kernel.out])
-    args = (case.q, rows[0], case.qo_indptr, *rows[1:], None, case.kv_scale, case.sm_scale, out, out[..., 0].float())
+    args = (case.q, *rows, case.kv_scale, case.sm_scale, out, out[..., 0].float())
     session = Session(job.arch, count=frozenset({"kv"}), traffic=True)
     with session.of(module):
         module.run(*args) if kernel.splits or kernel.balanced else module.run(*args, splits)

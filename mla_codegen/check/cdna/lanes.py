@@ -46,6 +46,8 @@ def build(one: Instruction, uses: Uses, arch: str, findings: Findings) -> Run | 
         return _packed_move(one, uses)
     if name in PACKED_16 or name == "v_pack_b32_f16":
         return _halves(one, uses)
+    if name in ("v_fma_mixlo_f16", "v_fma_mixhi_f16"):
+        return _mixed(one, uses)
     if name in ("v_cvt_pk_fp8_f32", "v_cvt_scalef32_pk_fp8_f32"):
         return _to_fp8(one, uses, arch)
     if name in ("v_cvt_pk_f32_fp8", "v_cvt_scalef32_pk_f32_fp8"):
@@ -230,6 +232,34 @@ def _halves(one: Instruction, uses: Uses) -> Run:
         function = PACKED_16[one.name]
         results = [function(part(a, of_a), part(b, of_b)) & mask for of_a, of_b in (low, high)]
         waves.write(target, results[0] | results[1] << width)
+
+    return run
+
+
+def _mixed(one: Instruction, uses: Uses) -> Run:
+    """a * b + c, rounded once, to half of the target; the rest stays. op_sel_hi: a source is fp16, op_sel: which."""
+    one.allow("op_sel", "op_sel_hi")
+    target = registers(one, one.operands[0], uses, write=True, file="v").first
+    uses.reads.add(target)
+    halves, narrow = bits_of(one, "op_sel", "0", 3), bits_of(one, "op_sel_hi", "0", 3)
+    reads = [
+        vector_source(one, text, "u" if is_half else "f", uses)
+        for text, is_half in zip(one.operands[1:], narrow, strict=True)
+    ]
+    high = one.name == "v_fma_mixhi_f16"
+
+    def run(waves: Waves) -> None:
+        values = []
+        for read, half, is_half in zip(reads, halves, narrow, strict=True):
+            value = read(waves)
+            if is_half:
+                value = (value >> U32(16 * half)).astype(np.uint16).view(np.float16)
+            values.append(value.astype(F64))
+        a, b, c = values
+        result = (a * b + c).astype(np.float16).view(np.uint16).astype(U32)
+        old = waves.V[target]
+        kept = old & U32(0xFFFF) if high else old & U32(0xFFFF0000)
+        waves.write(target, kept | result << U32(16) if high else kept | result)
 
     return run
 

@@ -25,6 +25,7 @@ class Copy:
         self.target, self.data, self.mask, self.what = target, data, mask, what
         self.line = where()
         self.barrier: Barrier | None = None
+        self.generic = True  # written through the generic proxy, unlike what TMA brings
         self.committed = False
         target.allocation.arriving.append(self)
 
@@ -40,7 +41,7 @@ class Copy:
         else:
             np.copyto(self.target.view(), self.data, where=self.mask)
         self.target.mark_written(self.mask)
-        if self.barrier is None:
+        if self.generic:
             self.target.mark_unfenced()
 
     def missing(self) -> str:
@@ -211,7 +212,7 @@ def fence_async_shared(cluster: Any = False) -> None:
 def copy_with_barrier(target: Descriptor, data: NDArray[Any], barrier: Barrier, what: str) -> None:
     """A TMA load: its bytes count towards the barrier's current phase."""
     copy = Copy(target, data, None, what)
-    copy.barrier = barrier
+    copy.barrier, copy.generic = barrier, False
     barrier.copies.append(copy)
     current().bulk_loads.append(copy)
 

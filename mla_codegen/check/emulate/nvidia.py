@@ -43,7 +43,23 @@ def _same(smem: Descriptor, shape: tuple[int, ...], kind: Any, what: str) -> Non
 
 
 def mbarrier_arrive(mbarrier: Descriptor, increment_count: Any = True) -> None:
-    raise EmulatorError("async_copy.mbarrier_arrive is not modelled", "use commit_group and wait_group, or TMA")
+    """cp.async.mbarrier.arrive: each thread arrives once its copies so far have landed, inside a wait on the barrier.
+
+    With `increment_count` the threads raise the count that the phase awaits by as many as arrive.
+    """
+    program = current()
+    barrier = barrier_of(mbarrier)
+    for copy in program.uncommitted:
+        copy.barrier = barrier
+    barrier.copies += program.uncommitted
+    program.bulk_loads += program.uncommitted
+    brought = sum(copy.nbytes for copy in program.uncommitted)
+    program.uncommitted = []
+    threads = 0 if getattr(increment_count, "value", increment_count) else program.warps * program.lanes
+    barrier.arrive(threads, brought)
+    if program.scheduler is not None:
+        program.scheduler.progress()
+        program.scheduler.yield_baton()
 
 
 class TensorMap:

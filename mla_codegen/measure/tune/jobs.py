@@ -65,9 +65,9 @@ def _call(
     )  # fmt: skip
 
 
-def _page_size(built: Built) -> int | None:
+def _build(built: Built) -> Any:
     (build,) = dispatch(built.folder, built.package).DISPATCHER.builds
-    return build.page_size
+    return build
 
 
 def _poison(workload: Workload, case: Case) -> torch.Tensor:
@@ -88,14 +88,16 @@ def check(job: Check, where: str = "cuda") -> str:
 
 def _check(job: Check, where: str) -> str:
     built, workload = job.built, job.workload
+    most = _build(built).topk
+    lens = ragged(workload.batch, built.tile, built.splits)
     case = make_case(
-        ragged(workload.batch, built.tile, built.splits), heads=workload.heads, latent=workload.latent,
+        [min(length, most or length) for length in lens], heads=workload.heads, latent=workload.latent,
         rope=workload.rope, q_lens=[max(1, workload.q_len - request % 3) for request in range(workload.batch)],
         q_dtype=workload.q, kv_dtype=workload.kv, seed=job.seed,
     ).to(where)  # fmt: skip
     out = _poison(workload, case)
     with poisoned(workload, case.q.device):
-        _, lse = _call(built, workload, case, kv_arguments(case, _page_size(built)), out, return_lse=True)
+        _, lse = _call(built, workload, case, kv_arguments(case, _build(built)), out, return_lse=True)
     want, want_lse = reference(case, workload.latent)
     if not bool(torch.isfinite(out).all()):
         return "wrong: NaN or infinity in the output"
@@ -124,7 +126,7 @@ def race(job: Race, device: Any = None) -> list[Measured]:
     case, truth = _inputs(job.workload, device.where, job.seed)
     results: dict[int, Measured] = {}
     replays = {}
-    kv = kv_arguments(case, _page_size(job.builts[0]))  # candidates differ in settings alone
+    kv = kv_arguments(case, _build(job.builts[0]))  # candidates differ in settings alone
     for index, built in enumerate(job.builts):
         try:
             out = _poison(job.workload, case)

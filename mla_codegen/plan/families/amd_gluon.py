@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
@@ -283,6 +281,7 @@ class AmdGluon(Family):
     """
 
     gluon = True
+    takes = frozenset({"xcd_remap", "streaming_loads", "fp8_mma"})
     balances = True
     packs = True
     always = frozenset({"exp2", "peeled_tail", "direct_out"})
@@ -302,6 +301,8 @@ class AmdGluon(Family):
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve with the form that it would take, or None."""
         form = self.form_of(request)
+        if request.sparse:
+            return "its tiles are rows and pages of a request, not rows that lists name"
         if isinstance(form, str):
             return form
         if (request.q, request.out) != ("bf16", "bf16"):
@@ -360,7 +361,7 @@ class AmdGluon(Family):
             row=request.row // 4 if request.format.fp8 else request.row,
             taken_as=taken_as,
             gl_fp8=f"gl.{fp8.triton}",
-            fp8_max=torch.finfo(fp8.dtype).max,
+            fp8_max=fp8.largest,
             fp8_one=FP8_ONE[taken_as],
             kv_unit=1.0 if request.kv in (taken_as, "bf16") else 2.0,
             repair_zero=request.kv not in (taken_as, "bf16"),

@@ -52,8 +52,9 @@ class Knobs:
 class Request:
     """One kernel to resolve. `options`: optimisations in force.
 
-    page_size  KV rows of a page; None: the rows of a request are consecutive ones
+    page_size  KV rows of a page; None: the rows of a request are consecutive ones, or nobody asks (sparse)
     q_len      query tokens of a request
+    topk       KV rows of a query row's list; None: it sees a range of its request's
     """
 
     target: Target
@@ -67,6 +68,11 @@ class Request:
     knobs: Knobs
     page_size: int | None = None
     q_len: int = 1
+    topk: int | None = None
+
+    @property
+    def sparse(self) -> bool:
+        return self.topk is not None
 
     @property
     def columns(self) -> int:

@@ -54,7 +54,8 @@ def options_of(kernel: Any) -> dict[str, Any]:
 
 def stage1(kernel: Any, options: Mapping[str, Any], *, pools: frozenset[str] = frozenset()) -> Stage:
     """Stage 1 of the common call. `pools`: see `Stage`."""
-    left_out = ["kv_visible"] + ["kv_indptr"] * kernel.paged + ["kv_scale"] * (not kernel.format.scaled)
+    left_out = ["kv_scale"] * (not kernel.format.scaled) + ["kv_indptr"] * kernel.paged
+    left_out += ["topk_lens"] + ["attn_sink"] * kernel.direct if kernel.sparse else ["kv_visible"]
     return _stage(arguments.STAGE1, kernel, options, dict.fromkeys(left_out), pools, kernel.block_n)
 
 
@@ -62,7 +63,8 @@ def stage2(kernel: Any, options: Mapping[str, Any] | None = None, **constants: A
     """The merge of the splits; none where stage 1 writes the output itself. `constants`: see `Stage`."""
     if kernel.direct:
         return []
-    return [_stage(arguments.STAGE2, kernel, {"num_warps": kernel.merge.warps, **FUSED, **(options or {})}, constants)]
+    known = constants | ({"attn_sink": None} if kernel.sparse else {})
+    return [_stage(arguments.STAGE2, kernel, {"num_warps": kernel.merge.warps, **FUSED, **(options or {})}, known)]
 
 
 def _stage(
@@ -74,6 +76,7 @@ def _stage(
     turn_rows: int | None = None,
 ) -> Stage:
     known = arguments.arguments(name, kernel.features)
+    constants = {**dict.fromkeys(one.name for one in known if one.types == arguments.LAYOUT), **constants}
     signature = {one.name: one.types.format_map(kernel.facts) for one in known if one.name not in constants}
     unaligned = frozenset(one.name for one in known if one.varies or one.types == "fp32")  # not q's strides
     return Stage(name, signature, options, constants, unaligned, pools, turn_rows)

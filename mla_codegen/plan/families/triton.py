@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import Stage, options_of, stage1, stage2
@@ -13,7 +14,10 @@ LN2 = 0.6931471805599453
 # What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
 # f16, and every number below has few enough digits to stay exact.
 KEY_FACTOR = 36864.0
-DECODED = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz")  # KV that `_decode` knows
+# What `_decode` knows to read: KV as it is; fp8 as words; fp8 whose bytes a matrix unit of another fp8 may take.
+AS_IT_IS = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "mxfp4_ds_mla", "fp8_ds_v4")
+IN_WORDS = ("fp8_e4m3fn", "fp8_e4m3fnuz")
+TAKEN_AS = {"fp8_e4m3fn": "fp8_e4m3fnuz"}  # at half its value, 0x80 repaired
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -39,6 +43,11 @@ class Details:
     zero_sign_is_nan   of fp8 bytes that are decoded by shifts 0x80 is NaN
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
+    groups         numbers of a record's groups of columns, which share a scale; group: columns of each
+    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
+                   row has of its first part, of what it has of its second
+    number         step of templates/steps that makes a number of a record's byte; byte_factor: what its 1.0 stands for
+    q_types        types that parts of q are cast to, where they differ
     """
 
     format: str
@@ -65,6 +74,56 @@ class Details:
     repair_zero: bool = False
     row_words: int = 0
     casts_q: bool = False
+    groups: tuple[int, ...] = ()
+    group: int = 0
+    fp8_columns: int = 0
+    code_bytes: int = 0
+    page_bytes: int = 0
+    row_bytes: int = 0
+    scale_bytes: int = 0
+    number: str = ""
+    byte_factor: float = 1.0
+    q_types: tuple[str, ...] = ()
+
+    @property
+    def q_casts(self) -> list[tuple[str, str]]:
+        """The parts of q, and the type that each is cast to, as kernels name it."""
+        types = self.q_types or (self.compute,) * len(self.q_parts)
+        return [(part, tl_name(kind)) for part, kind in zip(self.q_parts, types, strict=True)]
+
+    def each(self, name: str) -> str:
+        """A name for each group of a record's columns: `acc_0, acc_1` of `acc_{}`."""
+        return ", ".join(name.format(group) for group in self.groups)
+
+    def even_key(self, group: int) -> str:
+        """The even columns of a group as keys, as source; `odd_key`: the odd ones."""
+        return self.pair_key.format(f"even(kv_{group})")
+
+    def odd_key(self, group: int) -> str:
+        return self.pair_key.format(f"odd(kv_{group})")
+
+    @property
+    def rope_factor(self) -> str:
+        """What brings products of a record's rope to the unit of those of its groups, as source."""
+        return " * (KEY_FACTOR / KV_SCALE)" if self.key_factor else ""
+
+    @property
+    def more_groups(self) -> tuple[int, ...]:
+        return self.groups[1:]
+
+    @property
+    def rope_at(self) -> int:
+        """Where a record's rope columns begin."""
+        return self.code_bytes + self.scale_bytes
+
+    @property
+    def decodes_by_shifts(self) -> bool:
+        return self.byte_factor != 1.0
+
+    @property
+    def largest(self) -> str:
+        """The running maximum, less what the weights are shifted by."""
+        return "m - WEIGHT_SHIFT" if self.weight_shift else "m"
 
     @property
     def format_file(self) -> str:
@@ -110,7 +169,7 @@ class Details:
     @property
     def viewed(self) -> bool:
         """`run` views the KV as what stage 1 loads."""
-        return ELEMENTS[self.taken_as].fp8
+        return self.group > 0 or ELEMENTS[self.taken_as].fp8
 
     @property
     def torch_word(self) -> str:
@@ -158,10 +217,11 @@ def _decode(request: Request) -> Details:
     """How a tile's bytes become MMA operands: word size, element types, and what 1.0 of them stands for."""
     kv, target = request.kv, request.target
     fp8_mma, packed = "fp8_mma" in request.options, "packed_fp8" in request.options
+    if request.format.record:
+        return _record(request)
     if not request.format.fp8:
         return Details("plain", kv, kv, kv)
-    # e4m3fn may pass for e4m3fnuz, at half its value, 0x80 repaired.
-    taken_as = kv if not fp8_mma or kv in target.fp8_mma else next(iter(target.fp8_mma))
+    taken_as = kv if not fp8_mma or kv in target.fp8_mma else TAKEN_AS[kv]
     repair = kv != taken_as
     factor = 2.0 if repair else 1.0
     if fp8_mma and packed:
@@ -189,11 +249,42 @@ def _decode(request: Request) -> Details:
     return Details("plain", "fp16", taken_as, taken_as, latent_value=widened[0], rope_key=widened[1])
 
 
+def _record(request: Request) -> Details:
+    """Records of fp8 or fp4 columns in groups that have a scale each, and bf16 columns."""
+    form, target = request.format, request.target
+    parts: dict[str, Any] = {
+        "group": form.group, "fp8_columns": request.latent - form.tail, "scale_bytes": form.scale_bytes(request.latent),
+        "row_bytes": request.row_bytes, "code_bytes": form.code_bytes(request.latent),
+    }  # fmt: skip
+    if form.bits == 4:  # here too
+        return Details("fours", "bf16", request.kv, "uint8", q_parts=("q_even", "q_odd", "q_rope"), **parts)
+    if form.tail:  # scales are powers of two: bf16 holds what they make of fp8
+        converts = "fp8_e4m3fn" in target.fp8_convert
+        parts |= {
+            "row_bytes": request.row_bytes - form.scale_bytes(request.latent),
+            "page_bytes": (request.page_size or 0) * request.row_bytes,
+            "number": "steps/number_convert.py.jinja" if converts else "steps/number_bits.py.jinja",
+            "byte_factor": 1.0 if converts else 256.0,
+        }
+        return Details("blocks", "bf16", request.kv, "uint8", q_parts=("q_latent",), **parts)
+    groups = tuple(range(form.groups(request.latent)))
+    names = [f"q_{part}_{g}" for g in groups for part in ("even", "odd")]
+    found = Details(
+        "groups", "fp16", request.kv, "uint8", q_parts=(*names, "q_rope"), groups=groups,
+        q_types=("fp16",) * len(names) + ("bf16",), decode_step="steps/pairs_bits.py.jinja", **parts,
+    )  # fmt: skip
+    if target.pair_decode:
+        return replace(found, decode_step="steps/pairs_asm.py.jinja")
+    return replace(found, kv_factor=256.0, pair_key="{} * KEY_FACTOR", key_factor=KEY_FACTOR)
+
+
 class Triton(Family):
     """Plain Triton."""
 
     name = "triton"
     packs = True
+    strided = True
+    takes = frozenset(OPTIMIZATIONS)
     tunable: ClassVar = {  # what `tune` may try; the plan says which combinations are legal
         "splits": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
         "block_n": (16, 32, 64, 128),
@@ -205,12 +296,15 @@ class Triton(Family):
 
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve, or None."""
-        if request.kv not in DECODED:
-            return f"it decodes {', '.join(DECODED)} KV, not {request.kv}"
-        if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
+        if request.kv not in AS_IT_IS:
+            return f"it reads {', '.join(AS_IT_IS)} KV, not {request.kv}"
+        if "packed_fp8" in request.options and request.format.fp8 and request.kv not in IN_WORDS:
+            return f"packed_fp8 splits words of {', '.join(IN_WORDS)}, not of {request.kv}"
+        native = request.target.fp8_mma
+        if "fp8_mma" in request.options and native.isdisjoint((request.kv, TAKEN_AS.get(request.kv))):
             return (
-                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
-                f"number of {request.kv} (byte 0x7F) is NaN"
+                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take {', '.join(native)}, in "
+                f"which bytes of {request.kv} are other numbers"
             )
         if request.format.fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
             return (
@@ -274,7 +368,7 @@ class Triton(Family):
             weight_shift=bits if "exp2" in request.options else bits * LN2,
             weight_scale=1 << bits,
             sums_rounded=fp8_mma,
-            reads_infinity=request.format.element.infinite or found.key_factor > 0,
+            reads_infinity=request.format.infinite or found.key_factor > 0,
             row_words=request.row // found.columns,
         )
 
@@ -285,8 +379,10 @@ class Triton(Family):
     def facts(self, request: Request, details: Any) -> dict[str, str]:
         """Rows are read as words or as the format that they are taken for."""
         element = ELEMENTS[details.word]
+        words = "kv_layout and (kv_layout[0] // WORD.value, kv_layout[1])"
         return {
             "kv_type": element.pointer,
-            "kv_given": "kv.view(KV_DTYPE)" if request.format.fp8 else "kv",
+            "kv_given": "kv.view(KV_DTYPE)" if details.viewed else "kv",
+            "kv_layout_given": words if details.row_words < request.row else "",
             "aligned": "",
         }

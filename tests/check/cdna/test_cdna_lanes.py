@@ -222,6 +222,22 @@ def test_fp8_from_fp32(arch: str, saturate: bool) -> None:
     assert ((waves.V[3] & 0xFFFF) == old & 0xFFFF).all()
 
 
+def test_mixed_products() -> None:
+    """fp32 and halves of fp16 words, rounded once to either half of the target."""
+    x, y, pairs, old = floats(1, 4), floats(2, 4), words(3, 4) & 0x3FFF3FFF, words(4, 4)
+    waves = Bench("gfx942", 4, {1: x, 2: y, 3: pairs, 4: old, 5: old}).run(
+        "v_fma_mixlo_f16 v4, v1, v2, 0",
+        "v_fma_mixhi_f16 v5, v1, v3, v3 op_sel:[0,1,0] op_sel_hi:[0,1,1]",
+    )
+    low, high = (
+        (pairs >> shift).astype(np.uint16).view(np.float16).astype(np.float64).reshape(4, 64) for shift in (0, 16)
+    )
+    product = (x.astype(np.float64) * y).astype(np.float16).view(np.uint16)
+    fused = (x.astype(np.float64) * high + low).astype(np.float16).view(np.uint16)
+    assert ((waves.V[4] & 0xFFFF) == product).all() and (waves.V[4] >> 16 == old >> 16).all()
+    assert ((waves.V[5] & 0xFFFF) == old & 0xFFFF).all() and (waves.V[5] >> 16 == fused).all()
+
+
 @pytest.mark.parametrize("arch", FP8)
 def test_fp32_from_fp8(arch: str) -> None:
     every = np.arange(256, dtype=np.uint32).reshape(4, 64)
