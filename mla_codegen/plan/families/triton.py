@@ -44,8 +44,8 @@ class Details:
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     groups         numbers of a record's groups of columns, which share a scale; group: columns of each
-    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
-                   row has of its first part, of what it has of its second
+    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales
+    page_bytes     of a page of records; row_bytes, scale_bytes: of what a row has of its first and of its second part
     number         step of templates/steps that makes a number of a record's byte; byte_factor: what its 1.0 stands for
     q_types        types that parts of q are cast to, where they differ
     """
