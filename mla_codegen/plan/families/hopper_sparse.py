@@ -17,7 +17,7 @@ FORMAT, LATENT, ROPE = "fp8_ds_mla", 512, 64
 BLOCKS = (8, 16, 64)  # heads of a program
 NARROW_HEADS = 32  # up to so many two blocks of 16 are no slower than one of 64
 BLOCK_N, STRIP, GATHERING = 64, 16, 4
-GATHERING_REGISTERS = 56  # of a thread that gathers
+GATHERING_REGISTERS = {8: 64, 16: 64, 64: 56}  # of a thread that gathers
 STAGES = {8: 2, 16: 2, 64: 3}
 REGISTERS = {8: 128, 16: 128, 64: 168}  # of a thread, so that two programs fit an SM, or one of 12 warps
 SECOND_REGISTERS, PRODUCTS_IN_FLIGHT = 224, 0
@@ -205,7 +205,7 @@ class HopperSparse(Hopper):
             strips=tuple(range(0, BLOCK_N, STRIP)),
             gathering=GATHERING,
             warps_in_all=(4 if narrow else 8) + GATHERING,
-            gathering_registers=GATHERING_REGISTERS,
+            gathering_registers=GATHERING_REGISTERS[block_h],
             registers=REGISTERS[block_h],
             half_latent=request.latent // 2,
             half_group=form.group // 2,
