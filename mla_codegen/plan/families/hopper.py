@@ -115,7 +115,9 @@ FP8_KINDS = {
 def kinds_of(request: Request) -> dict[int, Kind]:
     """The kinds that serve a request's KV, by the columns of a block."""
     kinds = FP8_KINDS if request.format.fp8 else BF16_KINDS
-    return {width: kind for width, kind in kinds.items() if request.latent in kind.latents and request.rope in kind.ropes}
+    return {
+        width: kind for width, kind in kinds.items() if request.latent in kind.latents and request.rope in kind.ropes
+    }
 
 
 def _width(request: Request) -> int:
