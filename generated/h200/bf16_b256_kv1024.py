@@ -136,10 +136,40 @@ def load_tile(kv_latent, kv_rope, latent, rope, full, row, wanted):
     tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
 
 
+@gluon.jit
+def out_at(at, out_layout, UNIT: gl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@gluon.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@gluon.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
 @gluon.jit(do_not_specialize=["batch", "q_len"])
 def stage1(
     q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt,
-    stride_qh,
+    stride_qh, out_layout,
 ):  # fmt: skip
     """The output and LSE of BLOCK_H heads of one query row.
 
@@ -263,9 +293,9 @@ def stage1(
     columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
     head = first_head + gl.arange(0, BLOCK_H, HEAD)
     at = row.to(gl.int64) * HEADS + head
-    target = out + at[None, :] * LATENT + columns[:, None]
+    target = out + out_at(at[None, :], out_layout, 1) + columns[:, None]
     gl.store(target, acc.to(gl.bfloat16))
-    gl.store(lse + at, log_sum * LN2)
+    gl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
@@ -276,7 +306,7 @@ def scratch(total_q):
     return (total_q * HEADS.value,)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -287,6 +317,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -296,5 +327,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
         (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, max(1, total_q //
-        batch), stride_qt, stride_qh, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
+        batch), stride_qt, stride_qh, out_layout, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

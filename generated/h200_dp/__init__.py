@@ -2,18 +2,20 @@
 # Do not edit: change the spec and run `mla-codegen build specs/h200_dp.yaml`.
 """Kernels for sm_90 (NVIDIA H200): what the dispatcher looks up."""
 
-VERSION = 2  # of these tables, for the runtime beside them
+VERSION = 4  # of these tables, for the runtime beside them
 TARGET = "sm_90"
 SPEC = "specs/h200_dp.yaml"
 HEADS = 128
 LATENT = 512
 ROPE = 64
-PAGE_SIZE = None  # KV rows of a page; None: ragged KV
+PAGE_SIZE = None  # KV rows of a page; None: ragged KV, or sparse
+TOPK = None  # entries of a query row's list of KV rows; None: not sparse
 Q = "bf16"
 OUT = "bf16"
 TRITON = "3.6"  # the release that can run its Gluon kernels
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 BATCH_INVARIANT = False
+STRIDED = True  # its kernels take strides of pages and results
 
 # KV dtype -> query rows of a call -> KV rows of a request -> kernel
 SHAPES = {
@@ -33,13 +35,22 @@ GENERAL = {
         direct="fp8_e4m3fn_any_direct",
         split="fp8_e4m3fn_any",
         units=132,
-        resident=2,
+        resident=1,
         block_n=64,
-        head_blocks=8,
+        head_blocks=2,
         balanced="fp8_e4m3fn_balanced",
         balanced_rows=256,
     ),
-    "bf16": dict(direct="bf16_any_direct", split="bf16_any", units=132, resident=1, block_n=64, head_blocks=2),
+    "bf16": dict(
+        direct="bf16_any_direct",
+        split="bf16_any",
+        units=132,
+        resident=1,
+        block_n=64,
+        head_blocks=2,
+        balanced="bf16_balanced",
+        balanced_rows=256,
+    ),
 }
 
 # KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks

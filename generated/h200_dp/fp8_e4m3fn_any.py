@@ -9,30 +9,9 @@ Right for any number of requests of any lengths.
     stage 1   one program per (query row, head block, split)   ->  partial output and LSE of the split's rows
     stage 2   one program per (query row, head, column block)   ->  output and LSE, merged over the splits
 
-Stage 1 folds tiles of 64 KV rows into a running softmax, everything transposed so that the 16 heads are the MMA's N:
-
-    S^T [rows, heads] = K [q_high | q_low]^T     fp8 wgmma, both operands in shared memory
-    P^T               = 2^(S^T - m)              f16, through shared memory; m lies 15 below the maximum
-    O^T [latent, heads] += V^T P^T               f16 mma_v2, V^T from registers
-
-q stays near bf16: each head's row is scaled to fp8's range by its own maximum, rounded (q_high), and the rounding
-error is a second fp8 number (q_low) in the other 16 columns of N = 32; K is read once for both. The products go to
-two accumulators, because fp8 wgmma keeps about 13 bits of a running sum: half the sum loses half as much.
-
-wgmma takes fp8 only K-major, which V^T is not, so V goes through registers: shared memory seen as int16 is pairs of
-neighbouring fp8 columns, `ldmatrix.trans` moves pairs as it moves f16, and one prmt and two cvt split a register into
-an f16 pair of even and one of odd columns. Hence two accumulators, of the even and of the odd latent columns, which
-interleave at the store.
-
-KV tiles come by TMA through a ring of 2 stages, each with its own mbarrier; a stage is refilled as soon as
-every warp is done with it (the barrier at the loop's end). 92 KB of shared memory:
-two programs share an SM and hide each other's latencies.
-
-TMA reads whole tiles, so a program's last tile may hold rows of the next request; they are zeroed before use, because
+Stage 1 folds tiles of 64 KV rows into a running softmax.
+TMA reads whole tiles, so a program's last tiles may hold rows of the next request; they are zeroed before use, because
 the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
-
-Symbols: m running maximum of the scores, l running sum of the weights; scores, m and the LSE of a split are in base 2
-(the score scale carries log2 e).
 """
 
 import torch
@@ -48,7 +27,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -59,38 +37,48 @@ HEADS = gl.constexpr(128)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
-BLOCK_H = gl.constexpr(16)  # heads of a program
-HEAD_BLOCKS = gl.constexpr(8)
+BLOCK_H = gl.constexpr(64)  # heads of a program
+HEAD_BLOCKS = gl.constexpr(2)
 STAGES = gl.constexpr(2)  # tiles in the ring
 TILE_BYTES = gl.constexpr(36864)
 PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
+HALF = gl.constexpr(128)  # pairs of a warpgroup
 V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
+CHUNK = gl.constexpr(64)  # latent or rope dims of q that lie together in shared memory
+CHUNKS = gl.constexpr(9)
+Q_PARTS = gl.constexpr(2)  # operands that q is, of 64 columns: high parts, low parts
+Q_PIECE = gl.constexpr(32)  # half a chunk: as bf16 it takes as many bytes as the chunk in fp8
+P_ROWS = gl.constexpr(32)  # rows of the weights in one piece of shared memory
 FP8_MAX = gl.constexpr(448.0)
-WEIGHT_SHIFT = gl.constexpr(15.0)  # the largest weight is 2^15, so that small ones survive f16
+EXPONENT = gl.constexpr(0x7F800000)  # bits of an fp32 number
+SIGNIFICANT_4 = gl.constexpr(-(1 << 20))  # all but those behind its first 4 significant bits, which fp8 holds
+NOTHING_SEEN = gl.constexpr(-1e30)  # reference of a column so far: every weight is 0 then
+HIGHEST = gl.constexpr(15.0)  # a weight that would exceed 2^HIGHEST moves the reference
+WEIGHT_SHIFT = gl.constexpr(9.0)  # such that it is 2^WEIGHT_SHIFT: small ones survive f16, and it seldom moves again
+REGISTERS = gl.constexpr(240)  # of a thread of the second warpgroup; the first gets as many
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 PARTIALS_AT_ONCE = gl.constexpr(4096)  # numbers that a program of stage 2 holds
 
-# Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
-SCORES_HIGH_LOW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
-SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 32]))
-OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
+# Registers of a warpgroup. Its warps split the columns of S, and the latent pairs of O^T.
+PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
+SCORES = PRODUCT
+OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 VALUES = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
-WEIGHTS = gl.constexpr(gl.DotOperandLayout(1, OUTPUT.value, 2))
-Q_LATENT = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
-Q_ROPE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
-HEAD_OF_SCORES = gl.constexpr(gl.SliceLayout(0, SCORES.value))
-HEAD_OF_OUTPUT = gl.constexpr(gl.SliceLayout(0, OUTPUT.value))
-HEAD_OF_Q_LATENT = gl.constexpr(gl.SliceLayout(1, Q_LATENT.value))
-HEAD_OF_Q_ROPE = gl.constexpr(gl.SliceLayout(1, Q_ROPE.value))
+COLUMN = gl.constexpr(gl.SliceLayout(1, SCORES.value))
+COLUMN_OF_OUTPUT = gl.constexpr(gl.SliceLayout(0, OUTPUT.value))
+FLAGS = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))  # one a warp; every thread has all
+Q_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
+TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
 # Shared memory. KV_LATENT and KV_ROPE are also the layouts of the host's TMA descriptors.
 KV_LATENT = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 KV_ROPE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 KV_PAIRS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))  # the bytes of KV_LATENT as int16
-Q_RAW = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-WEIGHTS_SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
+KV_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))  # and as int32
+Q_RAW = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))  # the bytes of KV_ROPE as bf16
+WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
+VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -147,11 +135,9 @@ def locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len):
 
 
 @gluon.jit
-def load_tile(kv_latent, kv_rope, latent, rope, full, row, wanted):
-    """Start the copy of BLOCK_N KV rows from `row` on into one stage; `full` completes when all bytes are there."""
-    mbarrier.expect(full, TILE_BYTES, pred=wanted)
-    tma.async_copy_global_to_shared(kv_latent, [row, 0], full, latent, pred=wanted)
-    tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
+def load_part(kv_part, column, target, full, row):
+    """Start the copy of some columns, from `column` on, of BLOCK_N KV rows from `row` on; it counts towards `full`."""
+    tma.async_copy_global_to_shared(kv_part, [row, column], full, target)
 
 
 @gluon.jit
@@ -168,6 +154,258 @@ def split_pairs(pairs):
     )
 
 
+@gluon.jit
+def bring(kv_latent, kv_rope, ring, full, empty, kv_row, begin, tiles):
+    """The TMA warp."""
+    latent, rope = ring
+    for tile in range(tiles):
+        slot = tile % STAGES
+        source = kv_row + begin + tile * BLOCK_N
+        mbarrier.wait(empty.index(slot), (tile // STAGES & 1) ^ 1)
+        mbarrier.expect(full.index(slot), TILE_BYTES)
+        load_part(kv_latent, 0, latent.index(slot), full.index(slot), source)
+        load_part(kv_rope, LATENT, rope.index(slot), full.index(slot), source)
+
+
+@gluon.jit
+def store_q(q_shared, chunk, FIRST: gl.constexpr, q):
+    """Q_PIECE columns of the latent or rope dims, from FIRST of the chunk on, of q in fp8's range."""
+    high = (q.to(gl.int32, bitcast=True) & SIGNIFICANT_4).to(gl.float32, bitcast=True)
+    low = (q - high).to(gl.float8e4nv)
+    high = high.to(gl.float8e4nv)
+    q_shared.index(2 * chunk).slice(FIRST, Q_PIECE, 1).store(high)
+    q_shared.index(2 * chunk + 1).slice(FIRST, Q_PIECE, 1).store(low)
+
+
+@gluon.jit
+def prepare_q(q_raw, q_shared, scales, score_scale):
+    """q as fp8 numbers, in place, and what each column's scores are to be multiplied by.
+
+    A column is scaled by a power of two, and high + low has bf16's 8 significant bits, so nothing is lost.
+    Loops of few instructions: what a program executes once it waits for, 128 bytes at a time.
+    """
+    none = gl.program_id(1)  # 0, but unknown to the compiler, which would unroll the loops
+    highest = gl.zeros([BLOCK_H, Q_PIECE], gl.float32, Q_COPY)
+    for piece in range(none, 2 * CHUNKS):
+        highest = gl.maximum(highest, gl.abs(q_raw.index(piece).load(Q_COPY).to(gl.float32)))
+    highest = gl.max(highest, 1)
+    highest = gl.where(highest > 1e-35, highest, 1.0)  # FP8_MAX / highest must be finite; zeros stay zeros
+    to_fp8 = ((FP8_MAX / highest).to(gl.int32, bitcast=True) & EXPONENT).to(gl.float32, bitcast=True)
+    for chunk in range(none, CHUNKS):
+        left = q_raw.index(2 * chunk).load(Q_COPY).to(gl.float32) * to_fp8[:, None]
+        right = q_raw.index(2 * chunk + 1).load(Q_COPY).to(gl.float32) * to_fp8[:, None]
+        gl.thread_barrier()  # every warp has read what is overwritten
+        store_q(q_shared, chunk, 0, left)
+        store_q(q_shared, chunk, Q_PIECE, right)
+    scale = score_scale / to_fp8
+    scales.store(scale + 0.0 * scale)  # an infinite one makes every score NaN
+
+
+@gluon.jit
+def start_scores(q_shared, latent, rope, zero):
+    """Start the products of a tile, small ones first: fp8 wgmma keeps about 13 bits of the running sum."""
+    scores = gl.zeros([64, BLOCK_N], gl.float32, PRODUCT)
+    for part in gl.static_range(Q_PARTS):
+        for chunk in gl.static_range(CHUNKS):
+            # `zero` is one at run time only: otherwise the compiler keeps a descriptor for each wgmma in registers.
+            some_q = q_shared.index((chunk + 1) * Q_PARTS - 1 - part + zero)
+            if chunk < CHUNKS - 1:
+                k = latent.slice(chunk * CHUNK, CHUNK, 1)
+            else:
+                k = rope
+            scores = warpgroup_mma(some_q, k.permute((1, 0)), scores, use_acc=(part + chunk) > 0, is_async=True)
+    return scores
+
+
+@gluon.jit
+def start_output(W: gl.constexpr, even, odd, pairs, weights, go_on):
+    """Start O^T += V^T P^T of a tile, of warpgroup W's half of the pairs; if not `go_on`, O^T begins anew.
+
+    The next rows of V are on their way to registers while those before are multiplied.
+    """
+    lower, upper = weights
+    half = pairs.slice(W * HALF, HALF, 1)
+    raw = half.slice(0, V_ROWS).permute((1, 0)).load(VALUES)
+    for start in gl.static_range(0, BLOCK_N, V_ROWS):
+        v_even, v_odd = split_pairs(raw)
+        if start + V_ROWS < BLOCK_N:
+            raw = half.slice(start + V_ROWS, V_ROWS).permute((1, 0)).load(VALUES)
+        if start < P_ROWS:
+            p = lower.slice(start, V_ROWS, 1).permute((1, 0))
+        else:
+            p = upper.slice(start - P_ROWS, V_ROWS, 1).permute((1, 0))
+        even = warpgroup_mma(v_even, p, even, use_acc=go_on if start == 0 else True, is_async=True)
+        odd = warpgroup_mma(v_odd, p, odd, use_acc=go_on if start == 0 else True, is_async=True)
+        if start + V_ROWS < BLOCK_N:  # registers of V are free again but for the last two products'
+            even, odd = warpgroup_mma_wait(2, deps=[even, odd])
+    return even, odd
+
+
+@gluon.jit
+def clean(W: gl.constexpr, words):
+    """Finite numbers in place of NaN in warpgroup W's half of a tile's V, because the weight 0 does not cancel a NaN.
+
+    For tiles that not every column sees whole. Columns that do see the NaN have got it by their scores.
+    """
+    half = words.slice(W * (HALF // 2), HALF // 2, 1)
+    for start in gl.static_range(0, BLOCK_N, V_ROWS):
+        part = half.slice(start, V_ROWS)
+        word = part.load(TILE_ROWS)
+        nan = (((word & 0x7F7F7F7F) + 0x01010101) >> 7) & 0x01010101  # 1 in a byte that is 0x7F or 0xFF
+        part.store(word & ~nan)
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def follow(even, odd, l, reference, new):
+    """O^T and the sum of weights, from one reference to another."""
+    shrink = gl.exp2(reference - new)
+    of_output = gl.convert_layout(shrink, COLUMN_OF_OUTPUT)[None, :]
+    return even * of_output, odd * of_output, l * shrink
+
+
+@gluon.jit
+def take_over(W: gl.constexpr, phase, wanted, even, odd, l, reference, references, moved, weights_full):
+    """Wait for the weights of warpgroup W's tile, and follow its references."""
+    mbarrier.wait(weights_full.index(W), phase, pred=wanted)
+    new = references.index(W).load(COLUMN)
+    if gl.max(moved.index(W).load(FLAGS), 0) != 0:
+        even, odd, l = follow(even, odd, l, reference, new)
+    return even, odd, l, new
+
+
+@gluon.jit
+def weights_of(W: gl.constexpr, p_ring, slot, p_rest):
+    """The two pieces of shared memory that hold the weights of warpgroup W's tile in `slot`, [BLOCK_H, P_ROWS] each."""
+    return p_ring.index(slot), p_rest.index(W)
+
+
+@gluon.jit
+def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, result):
+    """Warpgroup W: the softmax of the tiles that it owns, and its half of the output over all tiles."""
+    latent, rope = ring
+    p_rest, references, moved, sums, scales, weights_full, weights_empty, sums_full, q_full = shared
+    begin, end, least, limits, turns, score_scale, scale = part
+    partial, partial_lse, places = result
+    OTHER: gl.constexpr = 1 - W
+    if W == 0:
+        async_copy.wait_group(0)  # this warpgroup's threads have sent for q
+        gl.thread_barrier()
+        prepare_q(q_raw, q_shared, scales, score_scale)
+        fence_async_shared()  # wgmma reads q through the async proxy
+        gl.thread_barrier()
+        mbarrier.arrive(q_full.index(0))
+    pair_ring = latent._reinterpret(gl.int16, [STAGES, BLOCK_N, PAIRS], KV_PAIRS)
+    word_ring = latent._reinterpret(gl.int32, [STAGES, BLOCK_N, HALF], KV_WORDS)
+    p_ring = rope._reinterpret(gl.float16, [STAGES, BLOCK_H, P_ROWS], WEIGHTS)
+    even = gl.zeros([HALF, BLOCK_H], gl.float32, OUTPUT)
+    odd = gl.zeros([HALF, BLOCK_H], gl.float32, OUTPUT)
+    reference = gl.full([BLOCK_H], NOTHING_SEEN, gl.float32, COLUMN)
+    l = gl.zeros([BLOCK_H], gl.float32, COLUMN)
+    mbarrier.wait(q_full.index(0), 0)
+
+    # Each turn: start the own scores, multiply the other's last tile behind them, make weights, multiply the own tile.
+    # Warpgroup 0 has no tile of the other's in its first turn: it multiplies its own, and then begins anew.
+    for turn in range(turns):
+        tile = 2 * turn + W
+        last = gl.maximum(tile - 1, 0)
+        slot = tile % STAGES
+        last_slot = last % STAGES
+        start = begin + tile * BLOCK_N  # first row of the own tile
+        mbarrier.wait(full.index(slot), tile // STAGES & 1)
+        scores = start_scores(q_shared, latent.index(slot), rope.index(slot), turn * gl.program_id(1))
+        even, odd, l, reference = take_over(
+            OTHER, (turn + W + 1) & 1, tile > 0, even, odd, l, reference, references, moved, weights_full
+        )
+        mbarrier.wait(full.index(last_slot), last // STAGES & 1)
+        if (start > least) & (tile > 0):
+            clean(W, word_ring.index(last_slot))
+        even, odd = start_output(
+            W, even, odd, pair_ring.index(last_slot), weights_of(OTHER, p_ring, last_slot, p_rest), True
+        )
+        scores = warpgroup_mma_wait(2, deps=[scores])
+
+        if start + BLOCK_N > least:
+            n = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCORES))
+            scores = gl.where((n < limits)[None, :], scores, float("-inf"))
+        column_scale = scales.load(COLUMN)
+        m = gl.max(scores, 1) * column_scale
+        rises = m > reference + HIGHEST
+        new = gl.where(rises, m - WEIGHT_SHIFT, reference)
+        weights = gl.exp2(scores * column_scale[:, None] - new[:, None])
+        lower, upper = gl.split(weights.to(gl.float16).reshape([BLOCK_H, 2, P_ROWS]).permute((0, 2, 1)))
+        lower_place, upper_place = weights_of(W, p_ring, slot, p_rest)
+        mbarrier.wait(weights_empty.index(W), (turn + W + 1) & 1)
+        lower_place.store(lower)
+        upper_place.store(upper)
+        references.index(W).store(new)
+        moved.index(W).store(gl.max(rises.to(gl.int32).reshape([4, BLOCK_H // 4]), 1))
+        fence_async_shared()  # wgmma reads the weights through the async proxy
+        gl.thread_barrier()
+        mbarrier.arrive(weights_full.index(W))
+        even, odd = warpgroup_mma_wait(0, deps=[even, odd])
+        mbarrier.arrive(empty.index(last_slot), pred=tile > 0)
+        mbarrier.arrive(weights_empty.index(OTHER))
+
+        if gl.max(moved.index(W).load(FLAGS), 0) != 0:
+            even, odd, l = follow(even, odd, l, reference, new)
+        reference = new
+        l += gl.sum(weights, 1)
+        if start + BLOCK_N > least:
+            clean(W, word_ring.index(slot))
+        even, odd = start_output(W, even, odd, pair_ring.index(slot), weights_of(W, p_ring, slot, p_rest), tile > 0)
+        even, odd = warpgroup_mma_wait(0, deps=[even, odd])
+        mbarrier.arrive(empty.index(slot))
+
+    if W == 0:  # the other's last tile
+        if turns > 0:
+            last = 2 * turns - 1
+            last_slot = last % STAGES
+            even, odd, l, reference = take_over(
+                OTHER, (turns + 1) & 1, True, even, odd, l, reference, references, moved, weights_full
+            )
+            mbarrier.wait(full.index(last_slot), last // STAGES & 1)
+            if begin + 2 * turns * BLOCK_N > least:
+                clean(W, word_ring.index(last_slot))
+            even, odd = start_output(
+                W, even, odd, pair_ring.index(last_slot), weights_of(OTHER, p_ring, last_slot, p_rest), True
+            )
+            even, odd = warpgroup_mma_wait(0, deps=[even, odd])
+
+    sums.index(W).store(l)
+    gl.thread_barrier()
+    mbarrier.arrive(sums_full.index(W))
+    mbarrier.wait(sums_full.index(OTHER), 0)
+    total = l + sums.index(OTHER).load(COLUMN)
+    log_sum = reference + gl.log2(total)  # nothing visible: -inf
+    norm = gl.convert_layout(gl.where(total == 0, 0.0, scale / total), COLUMN_OF_OUTPUT)  # nothing visible: out 0
+    even = even * norm[None, :]
+    odd = odd * norm[None, :]
+    at = places.load(COLUMN_OF_OUTPUT)
+    exists = at >= 0
+    pair = W * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
+    # An even and an odd column are one 8-byte store.
+    both = even.to(gl.uint32, bitcast=True).to(gl.int64)
+    both = (odd.to(gl.int32, bitcast=True).to(gl.int64) << 32) | both
+    target = partial.to(gl.pointer_type(gl.int64)) + at.to(gl.int64)[None, :] * PAIRS + pair[:, None]
+    if begin < end:  # a part without rows leaves its partial as it is
+        gl.store(target, both, mask=exists[None, :])
+    if W == 0:
+        at = places.load(COLUMN)
+        gl.store(partial_lse + at, log_sum, mask=at >= 0)
+
+
+@gluon.jit
+def consume_first(q_raw, q_shared, ring, full, empty, shared, part, result):
+    consume(0, q_raw, q_shared, ring, full, empty, shared, part, result)
+
+
+@gluon.jit
+def consume_second(q_raw, q_shared, ring, full, empty, shared, part, result):
+    consume(1, q_raw, q_shared, ring, full, empty, shared, part, result)
+
+
 @gluon.jit(do_not_specialize=["batch", "q_len", "splits"])
 def stage1(
     q, kv_latent, kv_rope, partial, partial_lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len,
@@ -181,178 +419,116 @@ def stage1(
     kv_visible and kv_scale may be None.
     """
     gdc_launch_dependents()  # stage 2 may take its place on the SMs now; it waits for this grid's end
-    latent_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, LATENT], KV_LATENT)
-    rope_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, ROPE], KV_ROPE)
+    q_shared = gl.allocate_shared_memory(gl.float8e4nv, [Q_PARTS * CHUNKS, 64, CHUNK], KV_ROPE)
+    latent = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, LATENT], KV_LATENT)
+    rope = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, ROPE], KV_ROPE)
+    p_rest = gl.allocate_shared_memory(gl.float16, [2, BLOCK_H, P_ROWS], WEIGHTS)
+    p_rest.index(1).store(gl.zeros([BLOCK_H, P_ROWS], gl.float16, Q_COPY))
+    references = gl.allocate_shared_memory(gl.float32, [2, BLOCK_H], VECTOR)
+    moved = gl.allocate_shared_memory(gl.int32, [2, 4], VECTOR)
+    sums = gl.allocate_shared_memory(gl.float32, [2, BLOCK_H], VECTOR)
+    scales = gl.allocate_shared_memory(gl.float32, [BLOCK_H], VECTOR)
+    places = gl.allocate_shared_memory(gl.int32, [BLOCK_H], VECTOR)  # of the columns' results
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    weights_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    weights_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    sums_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=2)
+    for warpgroup in gl.static_range(2):
+        mbarrier.init(weights_full.index(warpgroup), count=1)
+        mbarrier.init(weights_empty.index(warpgroup), count=1)
+        mbarrier.init(sums_full.index(warpgroup), count=1)
+    mbarrier.init(q_full.index(0), count=1)
+    # Of the tile before the first one, which warpgroup 0 multiplies.
+    references.index(1).store(gl.full([BLOCK_H], NOTHING_SEEN, gl.float32, COLUMN))
+    moved.index(1).store(gl.zeros([4], gl.int32, FLAGS))
     fence_async_shared()
     gl.thread_barrier()
     gdc_wait()  # nothing above touches global memory: it ran while the kernel before this one ended
 
     program = gl.program_id(0)
-    first_head = program % HEAD_BLOCKS * BLOCK_H  # neighbouring programs read the same KV rows
+    first_column = program % HEAD_BLOCKS * BLOCK_H  # neighbouring programs read the same KV rows
     program = program // HEAD_BLOCKS
     split = program % splits
     row = program // splits
 
-    # q is on its way to shared memory while the request's ranges come and the ring starts to fill.
-    q_latent_raw = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, LATENT], Q_RAW)
-    q_rope_raw = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], Q_RAW)
-    q_row = q + row.to(gl.int64) * stride_qt
-    latent_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_LATENT)
-    rope_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_ROPE)
-    latent_from = (
-        q_row
-        + latent_head[:, None].to(gl.int64) * stride_qh
-        + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
-    )
-    rope_from = (
-        q_row
-        + rope_head[:, None].to(gl.int64) * stride_qh
-        + LATENT
-        + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
-    )
-    async_copy.async_copy_global_to_shared(q_latent_raw, latent_from)
-    async_copy.async_copy_global_to_shared(q_rope_raw, rope_from)
+    # q is on its way to shared memory while the request's ranges come.
+    q_raw = q_shared._reinterpret(gl.bfloat16, [2 * CHUNKS, BLOCK_H, Q_PIECE], Q_RAW)
+    column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_COPY))
+    q_row = row
+    head = column
+    q_from = q + (q_row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh)[:, None]
+    q_from += gl.arange(0, Q_PIECE, gl.SliceLayout(0, Q_COPY))[None, :]
+    for piece in range(gl.program_id(1), 2 * CHUNKS):
+        async_copy.async_copy_global_to_shared(q_raw.index(piece), q_from + piece * Q_PIECE)
     async_copy.commit_group()
 
+    column = first_column + gl.arange(0, BLOCK_H, COLUMN)
+    query_row = row
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
-    if kv_scale is None:
-        scale = 1.0
-    else:
+    scale = 1.0
+    if kv_scale is not None:
         scale = gl.load(kv_scale)
     rows_per_split = gl.cdiv(gl.cdiv(visible, splits), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
-    kv_row = kv_begin.to(gl.int32) + begin  # TMA counts rows in 32 bits
-    rows = end - begin
-    tiles = gl.cdiv(rows, BLOCK_N)
-    for stage in gl.static_range(STAGES):
-        load_tile(
-            kv_latent,
-            kv_rope,
-            latent_ring.index(stage),
-            rope_ring.index(stage),
-            full.index(stage),
-            kv_row + stage * BLOCK_N,
-            stage < tiles,
-        )
+    least, limits = end, end
+    kv_row = kv_begin.to(gl.int32)  # TMA counts rows in 32 bits
+    head = column
+    place = (query_row.to(gl.int64) * HEADS + head) * splits + split
+    places.store(gl.where(column < HEADS, place, -1).to(gl.int32))  # of no column: -1
+    turns = gl.cdiv(end - begin, 2 * BLOCK_N)
+    ring = (latent, rope)
+    shared = (p_rest, references, moved, sums, scales, weights_full, weights_empty, sums_full, q_full)
+    part = (begin, end, least, limits, turns, sm_scale * scale * LOG2E, scale)
+    result = (partial, partial_lse, places)
+    gl.warp_specialize(
+        [
+            (consume_first, (q_raw, q_shared, ring, full, empty, shared, part, result)),
+            (consume_second, (q_raw, q_shared, ring, full, empty, shared, part, result)),
+            (bring, (kv_latent, kv_rope, ring, full, empty, kv_row, begin, 2 * turns)),
+        ],
+        [4, 1],
+        [REGISTERS, 24],
+    )
 
-    # q as fp8, high and low part, one scale a head. Heads past the last one are zeros.
-    async_copy.wait_group(0)
-    gl.thread_barrier()
-    q_latent = q_latent_raw.load(Q_LATENT).to(gl.float32)
-    q_rope = q_rope_raw.load(Q_ROPE).to(gl.float32)
-    q_max = gl.max(gl.abs(q_latent), 1)
-    q_max = gl.maximum(q_max, gl.convert_layout(gl.max(gl.abs(q_rope), 1), HEAD_OF_Q_LATENT))
-    q_max = gl.where(q_max > 1e-35, q_max, 1.0)  # FP8_MAX / q_max must be finite; zeros stay zeros
-    to_fp8 = FP8_MAX / q_max
-    q_latent = q_latent * to_fp8[:, None]
-    q_rope = q_rope * gl.convert_layout(to_fp8, HEAD_OF_Q_ROPE)[:, None]
-    q_latent_high = q_latent.to(gl.float8e4nv)
-    q_rope_high = q_rope.to(gl.float8e4nv)
-    q_latent_shared = gl.allocate_shared_memory(gl.float8e4nv, [2 * BLOCK_H, LATENT], KV_LATENT)
-    q_rope_shared = gl.allocate_shared_memory(gl.float8e4nv, [2 * BLOCK_H, ROPE], KV_ROPE)
-    # The high parts are stored before they are widened again: otherwise ptxas 12.8 widens registers that nobody wrote.
-    q_latent_shared.slice(0, BLOCK_H).store(q_latent_high)
-    q_rope_shared.slice(0, BLOCK_H).store(q_rope_high)
-    q_latent_shared.slice(BLOCK_H, BLOCK_H).store((q_latent - q_latent_high.to(gl.float32)).to(gl.float8e4nv))
-    q_rope_shared.slice(BLOCK_H, BLOCK_H).store((q_rope - q_rope_high.to(gl.float32)).to(gl.float8e4nv))
-    score_scale = gl.convert_layout(q_max * (sm_scale * scale * LOG2E / FP8_MAX), HEAD_OF_SCORES)
-    fence_async_shared()  # wgmma reads q through the async proxy
-    gl.thread_barrier()
 
-    pair_ring = latent_ring._reinterpret(gl.int16, [STAGES, BLOCK_N, PAIRS], KV_PAIRS)
-    weights_shared = gl.allocate_shared_memory(gl.float16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
-    no_scores = gl.zeros([BLOCK_N, 2 * BLOCK_H], gl.float32, SCORES_HIGH_LOW)
-    m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD_OF_SCORES)
-    l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, SCORES)  # one sum for each row of the tile: added up at the end
-    even = gl.zeros([PAIRS, BLOCK_H], gl.float32, OUTPUT)
-    odd = gl.zeros([PAIRS, BLOCK_H], gl.float32, OUTPUT)
-    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SCORES))
-    for tile in range(tiles):
-        slot = tile % STAGES
-        latent = latent_ring.index(slot)
-        rope = rope_ring.index(slot)
-        pairs = pair_ring.index(slot)
-        left = rows - tile * BLOCK_N  # rows from this tile on
-        mbarrier.wait(full.index(slot), tile // STAGES & 1)
-        if left < BLOCK_N:  # the last tile
-            for start in gl.static_range(0, BLOCK_N, V_ROWS):
-                inside = start + gl.arange(0, V_ROWS, gl.SliceLayout(1, TILE_ROWS)) < left
-                part = pairs.slice(start, V_ROWS)
-                part.store(gl.where(inside[:, None], part.load(TILE_ROWS), 0))
-            fence_async_shared()
-            gl.thread_barrier()
+@triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
-        first_half = warpgroup_mma(
-            latent.slice(0, LATENT // 2, 1),
-            q_latent_shared.slice(0, LATENT // 2, 1).permute((1, 0)),
-            no_scores,
-            use_acc=False,
-            is_async=True,
-        )
-        scores = warpgroup_mma(
-            latent.slice(LATENT // 2, LATENT // 2, 1),
-            q_latent_shared.slice(LATENT // 2, LATENT // 2, 1).permute((1, 0)),
-            no_scores,
-            use_acc=False,
-            is_async=True,
-        )
-        scores = warpgroup_mma(rope, q_rope_shared.permute((1, 0)), scores, is_async=True)
-        first_half, scores = warpgroup_mma_wait(0, deps=[first_half, scores])
-        scores = first_half + scores
-        of_high, of_low = gl.split(scores.reshape([BLOCK_N, 2, BLOCK_H]).permute((0, 2, 1)))
-        scores = gl.convert_layout(of_high + of_low, SCORES) * score_scale[None, :]
-        scores = gl.where((n < left)[:, None], scores, float("-inf"))
 
-        m_new = gl.maximum(m, gl.max(scores, 0) - WEIGHT_SHIFT)
-        alpha = gl.exp2(m - m_new)
-        weights = gl.exp2(scores - m_new[None, :])
-        l = l * alpha[None, :] + weights
-        m = m_new
-        weights_shared.store(weights.to(gl.float16))
-        alpha = gl.convert_layout(alpha, HEAD_OF_OUTPUT)
-        even = even * alpha[None, :]
-        odd = odd * alpha[None, :]
-        for start in gl.static_range(0, BLOCK_N, V_ROWS):
-            p = weights_shared.slice(start, V_ROWS).load(WEIGHTS)
-            v_even, v_odd = split_pairs(pairs.slice(start, V_ROWS).permute((1, 0)).load(VALUES))
-            even = mma_v2(v_even, p, even)
-            odd = mma_v2(v_odd, p, odd)
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
 
-        gl.thread_barrier()  # every warp has read the stage and the weights
-        load_tile(
-            kv_latent,
-            kv_rope,
-            latent,
-            rope,
-            full.index(slot),
-            kv_row + (tile + STAGES) * BLOCK_N,
-            tile + STAGES < tiles,
-        )
 
-    total = gl.sum(l, 0)
-    log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = gl.convert_layout(gl.where(total == 0, 0.0, scale / total), HEAD_OF_OUTPUT)  # nothing visible: out 0
-    even = even * norm[None, :]
-    odd = odd * norm[None, :]
-    pair = gl.arange(0, PAIRS, gl.SliceLayout(1, OUTPUT))
-    head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_OUTPUT)
-    lse_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_SCORES)
-    at = (row.to(gl.int64) * HEADS + head) * splits + split
-    # An even and an odd column are one 8-byte store.
-    columns = even.to(gl.uint32, bitcast=True).to(gl.int64)
-    columns = (odd.to(gl.int32, bitcast=True).to(gl.int64) << 32) | columns
-    target = partial.to(gl.pointer_type(gl.int64)) + at[None, :] * PAIRS + pair[:, None]
-    if rows > 0:  # a part without rows leaves its partial as it is
-        gl.store(target, columns)
-    gl.store(partial_lse + (row.to(gl.int64) * HEADS + lse_head) * splits + split, log_sum)
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
 
 
 @triton.jit(do_not_specialize=["splits"])
-def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
+def stage2(partial, partial_lse, out, lse, splits, out_layout, COLUMN_BLOCKS: tl.constexpr):
     """Merge the splits of one query row and head.
 
     One that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is good
@@ -384,9 +560,9 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
         acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
-    tl.store(out + at * LATENT + columns, acc / some)
+    tl.store(out + out_at(at, out_layout, 1) + columns, acc / some)
     log_sum = m + tl.math.log2(total)
-    tl.store(lse + at, log_sum * LN2, mask=column_block == 0)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout), mask=column_block == 0)
 
 
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
@@ -398,7 +574,7 @@ def scratch(total_q, splits):
     return parts * LATENT.value, parts, total_q * HEADS.value
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 128, 576] bf16, last stride 1
@@ -410,6 +586,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     lse         [total_q, 128] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -423,6 +600,6 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     heads = total_q * HEADS.value
     column_blocks = 8 if heads * 8 <= 1056 else 1  # few heads: more programs hide the latency
     stage2[(heads * column_blocks,)](
-        partial, partial_lse, out, unwanted if lse is None else lse, splits, column_blocks, num_warps=4,
+        partial, partial_lse, out, unwanted if lse is None else lse, splits, out_layout, column_blocks, num_warps=4,
         enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

@@ -2,18 +2,20 @@
 # Do not edit: change the spec and run `mla-codegen build specs/h200_mtp.yaml`.
 """Kernels for sm_90 (NVIDIA H200): what the dispatcher looks up."""
 
-VERSION = 2  # of these tables, for the runtime beside them
+VERSION = 4  # of these tables, for the runtime beside them
 TARGET = "sm_90"
 SPEC = "specs/h200_mtp.yaml"
 HEADS = 16
 LATENT = 512
 ROPE = 64
-PAGE_SIZE = None  # KV rows of a page; None: ragged KV
+PAGE_SIZE = None  # KV rows of a page; None: ragged KV, or sparse
+TOPK = None  # entries of a query row's list of KV rows; None: not sparse
 Q = "bf16"
 OUT = "bf16"
 TRITON = "3.6"  # the release that can run its Gluon kernels
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 BATCH_INVARIANT = False
+STRIDED = True  # its kernels take strides of pages and results
 
 # KV dtype -> query rows of a call -> KV rows of a request -> kernel
 SHAPES = {"fp8_e4m3fn": {}, "bf16": {}}
@@ -55,4 +57,26 @@ GENERAL = {
 }
 
 # KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks
-BLOCKS = {"fp8_e4m3fn": {}, "bf16": {}}
+BLOCKS = {
+    "fp8_e4m3fn": {
+        2: dict(
+            direct="fp8_e4m3fn_any_q2_direct",
+            split="fp8_e4m3fn_any_q2",
+            units=132,
+            resident=1,
+            block_n=64,
+            head_blocks=1,
+        ),
+        4: dict(
+            direct="fp8_e4m3fn_any_q4_direct",
+            split="fp8_e4m3fn_any_q4",
+            units=132,
+            resident=1,
+            block_n=64,
+            head_blocks=1,
+        ),
+    },
+    "bf16": {
+        4: dict(direct="bf16_any_q4_direct", split="bf16_any_q4", units=132, resident=1, block_n=64, head_blocks=1)
+    },
+}

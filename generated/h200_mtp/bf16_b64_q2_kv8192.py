@@ -6,30 +6,35 @@ tuned for 64 requests of 2 query tokens over 8192 rows on sm_90 (NVIDIA H200).
 
 Right for any number of requests of any lengths; fastest near the shape above.
 
-    stage 1   one program per (query row)   ->  output and LSE of a query row
+    stage 1   one program per (block of columns, split)   ->  partial output and LSE of the split's rows
+    stage 2   one program per (query row, head)   ->  output and LSE, merged over the splits
 
-Stage 1 folds tiles of 64 KV rows into a running softmax. Everything is transposed, so that the 16 heads are the MMA's N
-and the many KV rows or latent columns its M of 64:
+Stage 1 folds tiles of 64 KV rows into a running softmax. Columns are the MMA's M. Two warpgroups consume what a
+warp brings by TMA:
 
-    S^T [rows, heads]   = K q^T         bf16 wgmma, both operands in shared memory
-    P^T                 = 2^(S^T - m)   bf16, through shared memory
-    O^T [latent, heads] += V^T P^T      bf16 wgmma, both operands in shared memory: 16-bit operands may be M-major, so
-                                        the tile serves as K and, transposed by the descriptor, as V^T
+    S [columns, rows]        = Q K^T                bf16 wgmma; of tile t by warpgroup t % 2, its owner
+    P                        = 2^(S - reference)    bf16, through shared memory
+    O [columns, latent half] += P V                 bf16 wgmma, of all tiles: a warpgroup has one half of the latent columns
 
-S^T and O^T have one layout, so a head's maximum and its rescale of O^T need no exchange between threads.
+So a tile's softmax is computed once, while the other warpgroup keeps the tensor cores busy. P lies where the rope part
+of its tile was, which is dead after S and as large.
 
-KV tiles come by TMA through a ring of 2 stages, each with its own mbarrier; a stage is refilled as soon as
-every warp is done with it (the barrier at the loop's end). 164 KB of shared memory:
-one program an SM, whose ring keeps the memory busy.
+A column's reference is a maximum that moves only when a score lies more than RISE above it, so that O is seldom
+rescaled. The owner publishes its references, and whether one moved, with the weights; the other warpgroup follows.
 
-TMA reads whole tiles, so a program's last tile may hold rows of the next request; they are zeroed before use, because
+The ring has 2 tiles in three parts, left and right half and rope, each with barriers of its own: a warpgroup frees
+its half as soon as it has multiplied it. 220 KB of shared memory: one program an SM.
+
+TMA reads whole tiles, so a program's last tiles may hold rows of the next request; they are zeroed before use, because
 the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
 
-Symbols: m running maximum of the scores, l running sum of the weights; scores, m and the LSE of a split are in base 2
-(the score scale carries log2 e).
+Symbols: l running sum of the weights; scores, references and the LSE of a split are in base 2 (the score scale carries
+log2 e).
 """
 
 import torch
+import triton
+import triton.language as tl
 
 from ..runtime.descriptors import Tiles, aligned
 from ..runtime.scratch import carve
@@ -44,35 +49,43 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HEADS = gl.constexpr(16)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
+SPLITS = gl.constexpr(2)
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
-BLOCK_H = gl.constexpr(16)  # heads of a program
+BLOCK_H = gl.constexpr(64)  # columns of a program: query rows x heads of a request
 STAGES = gl.constexpr(2)  # tiles in the ring
-TILE_BYTES = gl.constexpr(73728)
-WORDS = gl.constexpr(256)  # 32-bit words of the latent columns
-LOWEST = gl.constexpr(-3.4e38)  # score of a row past the end: finite, since -inf is what infinite numbers give
-ZEROED_ROWS = gl.constexpr(16)  # rows of a tail in registers at a time
+HALF = gl.constexpr(256)  # latent columns of a warpgroup
+HALF_WORDS = gl.constexpr(128)  # their 32-bit words
+HALF_BYTES = gl.constexpr(32768)  # of a tile
+ROPE_BYTES = gl.constexpr(8192)
+LOWEST = gl.constexpr(
+    -3.4e38
+)  # score of a row that a column does not see: finite, since -inf is what infinite numbers give
+NOTHING_SEEN = gl.constexpr(-1e38)  # reference of a column so far: every weight is 0 then
+RISE = gl.constexpr(8.0)  # a reference moves when a score is 2^RISE times as heavy
+ZEROED_ROWS = gl.constexpr(16)  # rows of a tile in registers at a time
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
-# Registers. The warps of S^T split the KV rows, those of O^T the latent columns.
-MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16]))
+# Registers of a warpgroup. Its warps split the columns, in the scores as in the output.
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+OUTPUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
+COLUMN = gl.constexpr(gl.SliceLayout(1, SCORES.value))
+COLUMN_OF_OUTPUT = gl.constexpr(gl.SliceLayout(1, OUTPUT.value))
 Q_LATENT = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 Q_ROPE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
-HEAD = gl.constexpr(gl.SliceLayout(0, MMA.value))
-HEAD_OF_Q_LATENT = gl.constexpr(gl.SliceLayout(1, Q_LATENT.value))
-HEAD_OF_Q_ROPE = gl.constexpr(gl.SliceLayout(1, Q_ROPE.value))
+EVERY_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # all columns in each warp: reduced without a barrier
 
 # Shared memory. KV_LATENT and KV_ROPE are also the layouts of the host's TMA descriptors.
 KV_LATENT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 KV_ROPE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 KV_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))  # the bytes of KV_LATENT as int32
-WEIGHTS_SHARED = gl.constexpr(gl.NVMMASharedLayout(32, 16, 2))
+VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -111,172 +124,436 @@ def visible_of(row, q_begin, q_end, kv_len, kv_visible):
 
 
 @gluon.jit
-def locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len):
-    """First KV row of query row `row`'s request (int64), and how many of its KV rows the row sees.
+def block_of(number, qo_indptr, batch, blocks, total_q):
+    """Which columns a block has: the request, its query rows (from, to), and the block's first column among its own.
 
-    `q_len` is a guess: the query rows of every request, if all have as many.
+    The first `blocks` blocks of every request come first, and then those that requests have beyond them. Request `batch`
+    stands for the rows that belong to none: those behind the last request's, and those before the first one's.
     """
-    request = gl.minimum(row // q_len, batch - 1)
-    q_begin = gl.load(qo_indptr + request)
-    q_end = gl.load(qo_indptr + request + 1)
-    first, kv_len = rows_of(request, kv_indptr)
-    if (row < q_begin) | (row >= q_end):  # a wrong guess
-        request = request_of(row, qo_indptr, batch)
-        q_begin = gl.load(qo_indptr + request)
-        q_end = gl.load(qo_indptr + request + 1)
-        first, kv_len = rows_of(request, kv_indptr)
+    start = gl.load(qo_indptr).to(gl.int32)
+    request = number // blocks
+    block = number % blocks
+    if request > batch:  # beyond: a request's come after as many as the query rows before it could have
+        beyond = number - (batch + 1) * blocks
+        request = request_of(start + ((beyond + 1) * BLOCK_H - 1) // HEADS, qo_indptr, batch + 1)
+        before = gl.load(qo_indptr + request).to(gl.int32) - start
+        block = blocks + beyond - before * HEADS // BLOCK_H
+    q_begin = gl.load(qo_indptr + request).to(gl.int32)
+    q_end = gl.load(qo_indptr + gl.minimum(request + 1, batch)).to(gl.int32)
+    return request, q_begin, gl.where(request < batch, q_end, total_q + start), block * BLOCK_H
+
+
+@gluon.jit
+def row_of(column, q_begin, q_end, total_q):
+    """Query row of a request's columns; of those past the last one, its last row."""
+    row = gl.minimum(q_begin + column // HEADS, q_end - 1)
+    return gl.where(row < total_q, row, row - total_q)  # before the first request's rows
+
+
+@gluon.jit
+def limits_of(row, request, q_begin, q_end, kv_indptr, kv_visible, batch):
+    """First KV row of the request (int64), and how many of its KV rows each of its query rows `row` sees."""
+    first, kv_len = rows_of(gl.minimum(request, batch - 1), kv_indptr)
+    q_end = gl.where(request < batch, q_end, q_begin)  # rows that belong to no request see nothing
     return first, visible_of(row, q_begin, q_end, kv_len, kv_visible)
 
 
 @gluon.jit
-def load_tile(kv_latent, kv_rope, latent, rope, full, row, wanted):
-    """Start the copy of BLOCK_N KV rows from `row` on into one stage; `full` completes when all bytes are there."""
-    mbarrier.expect(full, TILE_BYTES, pred=wanted)
-    tma.async_copy_global_to_shared(kv_latent, [row, 0], full, latent, pred=wanted)
-    tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
+def load_part(kv_part, column, target, full, row):
+    """Start the copy of some columns, from `column` on, of BLOCK_N KV rows from `row` on; it counts towards `full`."""
+    tma.async_copy_global_to_shared(kv_part, [row, column], full, target)
 
 
-@gluon.jit(do_not_specialize=["batch", "q_len"])
+@gluon.jit
+def load_pair(kv_latent, kv_rope, ring, full, empty, kv_row, start, phase):
+    """Two tiles into the ring, each part as soon as its place is free, in the order in which that comes about."""
+    left, right, rope = ring
+    full_left, full_right, full_rope = full
+    empty_left, empty_right = empty
+    first = kv_row + start
+    second = kv_row + start + BLOCK_N
+    mbarrier.wait(empty_left.index(0), phase)
+    mbarrier.expect(full_left.index(0), HALF_BYTES)
+    load_part(kv_latent, 0, left.index(0), full_left.index(0), first)
+    mbarrier.wait(empty_right.index(0), phase)
+    mbarrier.expect(full_right.index(0), HALF_BYTES)
+    load_part(kv_latent, HALF, right.index(0), full_right.index(0), first)
+    mbarrier.expect(full_rope.index(0), ROPE_BYTES)  # the weights that lay there went with both halves
+    load_part(kv_rope, LATENT, rope.index(0), full_rope.index(0), first)
+    mbarrier.wait(empty_right.index(1), phase)
+    mbarrier.expect(full_right.index(1), HALF_BYTES)
+    load_part(kv_latent, HALF, right.index(1), full_right.index(1), second)
+    mbarrier.wait(empty_left.index(1), phase)
+    mbarrier.expect(full_left.index(1), HALF_BYTES)
+    load_part(kv_latent, 0, left.index(1), full_left.index(1), second)
+    mbarrier.expect(full_rope.index(1), ROPE_BYTES)
+    load_part(kv_rope, LATENT, rope.index(1), full_rope.index(1), second)
+
+
+@gluon.jit
+def bring(kv_latent, kv_rope, ring, full, empty, kv_row, begin, pairs):
+    """The TMA warp: all tiles but the first two, which are on their way."""
+    for pair in range(1, pairs):
+        start = begin + pair * (2 * BLOCK_N)
+        load_pair(kv_latent, kv_rope, ring, full, empty, kv_row, start, (pair & 1) ^ 1)
+
+
+@gluon.jit
+def start_scores(W: gl.constexpr, zero, phase, q_latent, q_rope, ring, full):
+    """Start S = Q K^T of the own tile, parts in the order in which they arrive."""
+    left, right, rope = ring
+    full_left, full_right, full_rope = full
+    # `zero` is one at run time only: otherwise the compiler keeps a descriptor for each wgmma in registers.
+    q_left, q_right = q_latent.index(zero), q_latent.index(1 + zero)
+    k_left = left.index(W + zero).permute((1, 0))
+    k_right = right.index(W + zero).permute((1, 0))
+    none = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, SCORES)
+    if W == 0:
+        mbarrier.wait(full_left.index(W), phase)
+        scores = warpgroup_mma(q_left, k_left, none, use_acc=False, is_async=True)
+        mbarrier.wait(full_right.index(W), phase)
+        scores = warpgroup_mma(q_right, k_right, scores, is_async=True)
+    else:
+        mbarrier.wait(full_right.index(W), phase)
+        scores = warpgroup_mma(q_right, k_right, none, use_acc=False, is_async=True)
+        mbarrier.wait(full_left.index(W), phase)
+        scores = warpgroup_mma(q_left, k_left, scores, is_async=True)
+    mbarrier.wait(full_rope.index(W), phase)
+    return warpgroup_mma(q_rope, rope.index(W + zero).permute((1, 0)), scores, is_async=True)
+
+
+@gluon.jit
+def mask(scores, finite, start, limits):
+    """The scores of a tile that not every column sees whole; `finite` gets 1 for rows with a finite score, else 0.
+
+    0 x NaN is NaN: a KV row that makes the scores of all columns NaN or infinite reaches those that see it by its scores
+    alone, and the others not at all. Behind a request's end nobody does.
+    """
+    n = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCORES))
+    finite.store(gl.max((gl.abs(scores) < float("inf")).to(gl.int32), 0))
+    return gl.where((n)[None, :] < limits.load(COLUMN)[:, None], scores, LOWEST)
+
+
+@gluon.jit
+def zero_rows(half, finite):
+    """Zero the rows of half a tile that have no finite score."""
+    words = half._reinterpret(gl.int32, [BLOCK_N, HALF_WORDS], KV_WORDS)
+    for first in gl.static_range(0, BLOCK_N, ZEROED_ROWS):
+        some = words.slice(first, ZEROED_ROWS)
+        keep = finite.slice(first, ZEROED_ROWS).load(gl.SliceLayout(1, TILE_ROWS))
+        some.store(gl.where((keep == 1)[:, None], some.load(TILE_ROWS), 0))
+
+
+@gluon.jit
+def sum_in_thread(weights):
+    """Sums over those rows of a tile that a thread holds, [BLOCK_H, 8]: the rest of the sum waits for the end."""
+    return gl.sum(weights.reshape([BLOCK_H, BLOCK_N // 8, 8]), 1)
+
+
+@gluon.jit
+def follow(acc, l, reference, new):
+    """O and the sums of weights, from one reference to another."""
+    shrink = gl.exp2(reference - new)
+    of_l = gl.convert_layout(shrink, gl.SliceLayout(1, l.type.layout))
+    return acc * gl.convert_layout(shrink, COLUMN_OF_OUTPUT)[:, None], l * of_l[:, None]
+
+
+@gluon.jit
+def take_over(W: gl.constexpr, phase, acc, l, reference, references, moved, weights_full):
+    """Wait for the weights of the other's tile, and follow its references."""
+    mbarrier.wait(weights_full.index(W), phase)
+    new = references.index(W).load(COLUMN)
+    if gl.max(moved.index(W).load(EVERY_WARP), 0) != 0:
+        acc, l = follow(acc, l, reference, new)
+    return acc, l, new
+
+
+@gluon.jit
+def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, result):
+    """Warpgroup W: the softmax of the tiles that it owns, and its half of the output over all tiles."""
+    left, right, rope = ring
+    full_left, full_right, full_rope = full
+    empty_left, empty_right = empty
+    references, moved, sums, finite, weights_full, sums_full, q_full = shared
+    begin, end, least, limits, pairs, score_scale, scale = part
+    partial, partial_lse, split, q_begin, q_end, total_q, first_column = result
+    OTHER: gl.constexpr = 1 - W
+    if W == 0:
+        values, values_full, values_empty = left, full_left, empty_left
+        async_copy.wait_group(0)  # this warpgroup's threads have sent for q
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(q_full.index(0))
+    else:
+        values, values_full, values_empty = right, full_right, empty_right
+    mbarrier.wait(q_full.index(0), 0)
+
+    acc = gl.zeros([BLOCK_H, HALF], gl.float32, OUTPUT)
+    reference = gl.full([BLOCK_H], NOTHING_SEEN, gl.float32, COLUMN)
+    l = sum_in_thread(gl.zeros([BLOCK_H, BLOCK_N], gl.float32, SCORES))
+    for pair in range(pairs):
+        phase = pair & 1
+        zero = pair * gl.program_id(2)
+        start = begin + (2 * pair + W) * BLOCK_N  # first row of the own tile
+        scores = start_scores(W, zero, phase, q_latent, q_rope, ring, full)
+        if W == 0:
+            scores = warpgroup_mma_wait(0, deps=[scores])
+        else:  # the other's tile of this pair, behind the own scores: it is multiplied during the own softmax
+            acc, l, reference = take_over(OTHER, phase, acc, l, reference, references, moved, weights_full)
+            mbarrier.wait(values_full.index(OTHER), phase)
+            acc = warpgroup_mma(rope.index(OTHER + zero), values.index(OTHER + zero), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[scores])
+
+        unit = score_scale
+        if start + BLOCK_N > least:
+            scores = mask(scores * score_scale, finite.index(W), start, limits)
+            unit = 1.0
+        m = gl.max(scores, 1) * unit
+        rises = m > reference + RISE
+        new = gl.where(rises, m, reference)
+        exponents = scores * unit - new[:, None]
+        weights = gl.exp2(exponents)
+        l += sum_in_thread(0.0 * exponents)  # NaN for a score of -inf, which comes of an infinite number
+
+        if W == 1:
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(values_empty.index(OTHER))
+        if start + BLOCK_N > least:
+            zero_rows(left.index(W), finite.index(W))
+            zero_rows(right.index(W), finite.index(W))
+        rope.index(W).store(weights.to(gl.bfloat16))
+        references.index(W).store(new)
+        moved.index(W).store(rises.to(gl.int32))
+        fence_async_shared()  # wgmma reads the weights through the async proxy
+        gl.thread_barrier()
+        mbarrier.arrive(weights_full.index(W))
+        if gl.max(moved.index(W).load(EVERY_WARP), 0) != 0:
+            acc, l = follow(acc, l, reference, new)
+        reference = new
+        acc = warpgroup_mma(rope.index(W + zero), values.index(W + zero), acc, is_async=True)
+        l += sum_in_thread(weights)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(values_empty.index(W))
+
+        if W == 0:
+            acc, l, reference = take_over(OTHER, phase, acc, l, reference, references, moved, weights_full)
+            mbarrier.wait(values_full.index(OTHER), phase)
+            acc = warpgroup_mma(rope.index(OTHER + zero), values.index(OTHER + zero), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(values_empty.index(OTHER))
+
+    l = gl.convert_layout(gl.sum(l, 1), COLUMN)
+    sums.index(W).store(l)
+    gl.thread_barrier()
+    mbarrier.arrive(sums_full.index(W))
+    mbarrier.wait(sums_full.index(OTHER), 0)
+    total = l + sums.index(OTHER).load(COLUMN)
+    log_sum = reference + gl.log2(total)  # nothing visible: -inf
+    norm = gl.where(total == 0, 0.0, scale / total)  # nothing visible: out 0
+    acc = acc * gl.convert_layout(norm, COLUMN_OF_OUTPUT)[:, None]
+    column = first_column + gl.arange(0, BLOCK_H, COLUMN_OF_OUTPUT)
+    at = (row_of(column, q_begin, q_end, total_q).to(gl.int64) * HEADS + column % HEADS) * SPLITS + split
+    latent = W * HALF + gl.arange(0, HALF, gl.SliceLayout(0, OUTPUT))
+    target = partial + at[:, None] * LATENT + latent[None, :]
+    exists = column < (q_end - q_begin) * HEADS
+    if begin < end:  # a part without rows leaves its partial as it is
+        gl.store(target, acc, mask=exists[:, None])
+    if W == 0:
+        log_sum = gl.convert_layout(log_sum, COLUMN_OF_OUTPUT)
+        gl.store(partial_lse + at, log_sum, mask=exists)
+
+
+@gluon.jit
+def consume_first(q_latent, q_rope, ring, full, empty, shared, part, result):
+    consume(0, q_latent, q_rope, ring, full, empty, shared, part, result)
+
+
+@gluon.jit
+def consume_second(q_latent, q_rope, ring, full, empty, shared, part, result):
+    consume(1, q_latent, q_rope, ring, full, empty, shared, part, result)
+
+
+@gluon.jit(do_not_specialize=["batch", "blocks", "total_q"])
 def stage1(
-    q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt,
-    stride_qh,
+    q, kv_latent, kv_rope, partial, partial_lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, blocks,
+    total_q, stride_qt, stride_qh,
 ):  # fmt: skip
-    """The output and LSE of BLOCK_H heads of one query row.
+    """A split's partial output, already normalised, and its LSE for a block of BLOCK_H columns: query rows x heads of a request.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv_latent, kv_rope TMA descriptors of the same
     KV [total_kv, LATENT + ROPE];
-    out [total_q, HEADS, LATENT]; lse [total_q, HEADS].
+    partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS].
     kv_visible and kv_scale may be None.
     """
-    latent_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, LATENT], KV_LATENT)
-    rope_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, ROPE], KV_ROPE)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+    gdc_launch_dependents()  # stage 2 may take its place on the SMs now; it waits for this grid's end
+    q_latent = gl.allocate_shared_memory(gl.bfloat16, [2, BLOCK_H, HALF], KV_LATENT)  # left half, right half
+    q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], KV_ROPE)
+    left = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, HALF], KV_LATENT)
+    right = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, HALF], KV_LATENT)
+    rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, ROPE], KV_ROPE)
+    references = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_H], VECTOR)
+    moved = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_H], VECTOR)
+    sums = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_H], VECTOR)
+    finite = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N], VECTOR)
+    full_left = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full_right = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full_rope = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty_left = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty_right = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    weights_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    sums_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full_left.index(slot), count=1)
+        mbarrier.init(full_right.index(slot), count=1)
+        mbarrier.init(full_rope.index(slot), count=1)
+        mbarrier.init(empty_left.index(slot), count=1)
+        mbarrier.init(empty_right.index(slot), count=1)
+        mbarrier.init(weights_full.index(slot), count=1)
+        mbarrier.init(sums_full.index(slot), count=1)
+    mbarrier.init(q_full.index(0), count=1)
     fence_async_shared()
     gl.thread_barrier()
     gdc_wait()  # nothing above touches global memory: it ran while the kernel before this one ended
 
     program = gl.program_id(0)
-    first_head = 0
-    row = program
+    split = program % SPLITS
+    number = program // SPLITS
+    request, q_begin, q_end, first_column = block_of(number, qo_indptr, batch, blocks, total_q)
+    if first_column >= (q_end - q_begin) * HEADS:  # the request has no such block
+        return
 
-    # q is on its way to shared memory while the request's ranges come and the ring starts to fill.
-    q_latent = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, LATENT], KV_LATENT)
-    q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], KV_ROPE)
-    q_row = q + row.to(gl.int64) * stride_qt
-    latent_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_LATENT)
-    rope_head = first_head + gl.arange(0, BLOCK_H, HEAD_OF_Q_ROPE)
-    latent_from = (
-        q_row
-        + latent_head[:, None].to(gl.int64) * stride_qh
-        + gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT))[None, :]
+    column = first_column + gl.arange(0, BLOCK_H, COLUMN)
+    kv_begin, limit = limits_of(
+        row_of(column, q_begin, q_end, total_q), request, q_begin, q_end, kv_indptr, kv_visible, batch
     )
-    rope_from = (
-        q_row
-        + rope_head[:, None].to(gl.int64) * stride_qh
-        + LATENT
-        + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE))[None, :]
-    )
-    async_copy.async_copy_global_to_shared(q_latent, latent_from)
-    async_copy.async_copy_global_to_shared(q_rope, rope_from)
-    async_copy.commit_group()
-
-    kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
+    visible = gl.max(limit, 0)
+    least = gl.min(limit, 0)
     if kv_scale is None:
         scale = 1.0
     else:
         scale = gl.load(kv_scale)
-    begin, end = 0, visible
-    kv_row = kv_begin.to(gl.int32) + begin  # TMA counts rows in 32 bits
-    rows = end - begin
-    tiles = gl.cdiv(rows, BLOCK_N)
-    for stage in gl.static_range(STAGES):
-        load_tile(
-            kv_latent,
-            kv_rope,
-            latent_ring.index(stage),
-            rope_ring.index(stage),
-            full.index(stage),
-            kv_row + stage * BLOCK_N,
-            stage < tiles,
-        )
-    async_copy.wait_group(0)
-    fence_async_shared()  # wgmma reads q through the async proxy
-    gl.thread_barrier()
+    rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
+    begin = gl.minimum(split * rows_per_split, visible)
+    end = gl.minimum(begin + rows_per_split, visible)
+    least = gl.minimum(least, end)
+    limits = gl.allocate_shared_memory(gl.int32, [BLOCK_H], VECTOR)
+    limits.store(gl.minimum(limit, end))
+    kv_row = kv_begin.to(gl.int32)  # TMA counts rows in 32 bits
+    pairs = gl.cdiv(end - begin, 2 * BLOCK_N)
+    ring = (left, right, rope)
+    full = (full_left, full_right, full_rope)
+    empty = (empty_left, empty_right)
+    if pairs > 0:
+        load_pair(kv_latent, kv_rope, ring, full, empty, kv_row, begin, 1)
 
-    word_ring = latent_ring._reinterpret(gl.int32, [STAGES, BLOCK_N, WORDS], KV_WORDS)
-    weights_shared = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, BLOCK_H], WEIGHTS_SHARED)
+    column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT))
+    q_row = row_of(column, q_begin, q_end, total_q)
+    head = column % HEADS
+    exists = column < (q_end - q_begin) * HEADS
+    q_from = q + (q_row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh)[:, None]
+    q_from += (0 + gl.arange(0, HALF, gl.SliceLayout(0, Q_LATENT)))[None, :]
+    async_copy.async_copy_global_to_shared(q_latent.index(0), q_from, mask=exists[:, None])
+    column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT))
+    q_row = row_of(column, q_begin, q_end, total_q)
+    head = column % HEADS
+    exists = column < (q_end - q_begin) * HEADS
+    q_from = q + (q_row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh)[:, None]
+    q_from += (HALF + gl.arange(0, HALF, gl.SliceLayout(0, Q_LATENT)))[None, :]
+    async_copy.async_copy_global_to_shared(q_latent.index(1), q_from, mask=exists[:, None])
+    column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE))
+    q_row = row_of(column, q_begin, q_end, total_q)
+    head = column % HEADS
+    exists = column < (q_end - q_begin) * HEADS
+    q_from = q + (q_row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh)[:, None]
+    q_from += (LATENT + gl.arange(0, ROPE, gl.SliceLayout(0, Q_ROPE)))[None, :]
+    async_copy.async_copy_global_to_shared(q_rope, q_from, mask=exists[:, None])
+    async_copy.commit_group()
+
+    shared = (references, moved, sums, finite, weights_full, sums_full, q_full)
     score_scale = sm_scale * scale * LOG2E
-    no_scores = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)
-    m = gl.full([BLOCK_H], float("-inf"), gl.float32, HEAD)
-    l = gl.zeros([BLOCK_N, BLOCK_H], gl.float32, MMA)  # one sum for each row of the tile: added up at the end
-    acc = gl.zeros([LATENT, BLOCK_H], gl.float32, MMA)
-    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
-    for tile in range(tiles):
-        slot = tile % STAGES
-        latent = latent_ring.index(slot)
-        rope = rope_ring.index(slot)
-        left = rows - tile * BLOCK_N  # rows from this tile on
-        mbarrier.wait(full.index(slot), tile // STAGES & 1)
-        if left < BLOCK_N:  # the last tile
-            for start in gl.static_range(0, BLOCK_N, ZEROED_ROWS):
-                inside = start + gl.arange(0, ZEROED_ROWS, gl.SliceLayout(1, TILE_ROWS)) < left
-                part = word_ring.index(slot).slice(start, ZEROED_ROWS)
-                part.store(gl.where(inside[:, None], part.load(TILE_ROWS), 0))
-            fence_async_shared()
-            gl.thread_barrier()
-
-        scores = warpgroup_mma(latent, q_latent.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-        scores = warpgroup_mma(rope, q_rope.permute((1, 0)), scores, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores]) * score_scale
-        scores = gl.where((n < left)[:, None], scores, LOWEST)
-
-        m_new = gl.maximum(m, gl.max(scores, 0))
-        alpha = gl.exp2(m - m_new)
-        scores = scores - m_new[None, :]
-        weights = gl.exp2(scores)
-        l = l * alpha[None, :] + (weights + 0.0 * scores)  # NaN for a score of -inf, which comes of an infinite number
-        acc = acc * alpha[None, :]
-        m = m_new
-        weights_shared.store(weights.to(gl.bfloat16))
-        fence_async_shared()  # wgmma reads the weights through the async proxy
-        gl.thread_barrier()
-        acc = warpgroup_mma(latent.permute((1, 0)), weights_shared, acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-
-        gl.thread_barrier()  # every warp is done with the stage and the weights
-        load_tile(
-            kv_latent,
-            kv_rope,
-            latent,
-            rope,
-            full.index(slot),
-            kv_row + (tile + STAGES) * BLOCK_N,
-            tile + STAGES < tiles,
-        )
-
-    total = gl.sum(l, 0)
-    log_sum = m + gl.log2(total)  # nothing visible: -inf
-    norm = gl.where(total == 0, 0.0, scale / total)  # nothing visible: out 0
-    acc = acc * norm[None, :]
-    columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
-    head = first_head + gl.arange(0, BLOCK_H, HEAD)
-    at = row.to(gl.int64) * HEADS + head
-    target = out + at[None, :] * LATENT + columns[:, None]
-    gl.store(target, acc.to(gl.bfloat16))
-    gl.store(lse + at, log_sum * LN2)
+    if score_scale < 0:  # every tile by way of `mask`, which multiplies before the maximum is taken
+        least = 0
+    part = (begin, end, least, limits, pairs, score_scale, scale)
+    result = (partial, partial_lse, split, q_begin, q_end, total_q, first_column)
+    gl.warp_specialize(
+        [
+            (consume_first, (q_latent, q_rope, ring, full, empty, shared, part, result)),
+            (consume_second, (q_latent, q_rope, ring, full, empty, shared, part, result)),
+            (bring, (kv_latent, kv_rope, ring, full, empty, kv_row, begin, pairs)),
+        ],
+        [4, 1],
+        [224, 40],  # registers of a thread; the first warpgroup gets what is left
+    )
 
 
-KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
+@triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
+@triton.jit(do_not_specialize=[])
+def stage2(partial, partial_lse, out, lse, out_layout):
+    """Merge the splits of one query row and head.
+
+    One that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is good
+    and waiting for the LSE first would cost a memory latency, but not used.
+    """
+    program = tl.program_id(0)
+    at = program.to(tl.int64)  # query row * HEADS + head
+    columns = tl.arange(0, LATENT)
+    gdc_wait()
+    gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
+    part = at * SPLITS + tl.arange(0, SPLITS)
+    parts_lse = tl.load(partial_lse + part)
+    parts = tl.load(partial + part[:, None] * LATENT + columns[None, :])
+    m = tl.max(parts_lse, 0)
+    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
+    weights = tl.math.exp2(parts_lse - m)
+    total = tl.sum(weights, 0)
+    parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
+    acc = tl.sum(parts * weights[:, None], 0)
+    some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
+    tl.store(out + out_at(at, out_layout, 1) + columns, acc / some)
+    log_sum = m + tl.math.log2(total)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
+
+
+KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((HALF.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
 
 
 def scratch(total_q):
-    """Numbers of the scratch: the LSE, if the caller does not want it."""
-    return (total_q * HEADS.value,)
+    """Numbers of each part of the scratch: partial outputs, their LSE, the LSE if the caller does not want it."""
+    parts = total_q * HEADS.value * SPLITS.value
+    return parts * LATENT.value, parts, total_q * HEADS.value
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -287,14 +564,20 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
     q, stride_qt, stride_qh = aligned(q)
     kv_latent, kv_rope = KV_TILES.of(kv)
-    if lse is None:
-        (lse,) = carve(workspace, q, scratch(total_q))
-    stage1[(total_q,)](
-        q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, max(1, total_q //
-        batch), stride_qt, stride_qh, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
+    partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q))
+    q_len = -(-total_q // batch)
+    blocks = -(-q_len * HEADS.value // BLOCK_H.value)  # of a request with as many query rows as the mean
+    stage1[(((batch + 1) * blocks + total_q * HEADS.value // BLOCK_H.value) * SPLITS.value,)](
+        q, kv_latent, kv_rope, partial, partial_lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch,
+        blocks, total_q, stride_qt, stride_qh, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
+    )  # fmt: skip
+    stage2[(total_q * HEADS.value,)](
+        partial, partial_lse, out, unwanted if lse is None else lse, out_layout, num_warps=4, enable_fp_fusion=True,
+        launch_pdl=True,
     )  # fmt: skip

@@ -349,8 +349,38 @@ def stage1(
     gl.store(partial_lse + (row.to(gl.int64) * HEADS + lse_head) * splits + split, log_sum)
 
 
+@triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
 @triton.jit(do_not_specialize=["splits"])
-def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
+def stage2(partial, partial_lse, out, lse, splits, out_layout, COLUMN_BLOCKS: tl.constexpr):
     """Merge the splits of one query row and head.
 
     One that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is good
@@ -382,9 +412,9 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
         acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
-    tl.store(out + at * LATENT + columns, acc / some)
+    tl.store(out + out_at(at, out_layout, 1) + columns, acc / some)
     log_sum = m + tl.math.log2(total)
-    tl.store(lse + at, log_sum * LN2, mask=column_block == 0)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout), mask=column_block == 0)
 
 
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
@@ -396,7 +426,7 @@ def scratch(total_q, splits):
     return parts * LATENT.value, parts, total_q * HEADS.value
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -408,6 +438,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -421,6 +452,6 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, s
     heads = total_q * HEADS.value
     column_blocks = 8 if heads * 8 <= 1056 else 1  # few heads: more programs hide the latency
     stage2[(heads * column_blocks,)](
-        partial, partial_lse, out, unwanted if lse is None else lse, splits, column_blocks, num_warps=4,
+        partial, partial_lse, out, unwanted if lse is None else lse, splits, out_layout, column_blocks, num_warps=4,
         enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

@@ -163,10 +163,40 @@ def split_pairs(pairs):
     )
 
 
+@gluon.jit
+def out_at(at, out_layout, UNIT: gl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@gluon.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@gluon.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
 @gluon.jit(do_not_specialize=["batch", "q_len"])
 def stage1(
     q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt,
-    stride_qh,
+    stride_qh, out_layout,
 ):  # fmt: skip
     """The output and LSE of BLOCK_H heads of one query row.
 
@@ -335,9 +365,9 @@ def stage1(
     # An even and an odd column are one 4-byte store.
     columns = even.to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32)
     columns = (odd.to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) << 16) | columns
-    target = out.to(gl.pointer_type(gl.int32)) + at[None, :] * PAIRS + pair[:, None]
+    target = out.to(gl.pointer_type(gl.int32)) + out_at(at[None, :], out_layout, 2) + pair[:, None]
     gl.store(target, columns)
-    gl.store(lse + row.to(gl.int64) * HEADS + lse_head, log_sum * LN2)
+    gl.store(lse + lse_at(row.to(gl.int64) * HEADS + lse_head, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
@@ -348,7 +378,7 @@ def scratch(total_q):
     return (total_q * HEADS.value,)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -359,6 +389,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -368,5 +399,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
         (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, max(1, total_q //
-        batch), stride_qt, stride_qh, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
+        batch), stride_qt, stride_qh, out_layout, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

@@ -2,18 +2,20 @@
 # Do not edit: change the spec and run `mla-codegen build specs/portable.yaml`.
 """Kernels for portable (any GPU, and the interpreter): what the dispatcher looks up."""
 
-VERSION = 2  # of these tables, for the runtime beside them
+VERSION = 4  # of these tables, for the runtime beside them
 TARGET = "portable"
 SPEC = "specs/portable.yaml"
 HEADS = 16
 LATENT = 512
 ROPE = 64
-PAGE_SIZE = None  # KV rows of a page; None: ragged KV
+PAGE_SIZE = None  # KV rows of a page; None: ragged KV, or sparse
+TOPK = None  # entries of a query row's list of KV rows; None: not sparse
 Q = "bf16"
 OUT = "bf16"
 TRITON = None  # plain Triton, the same for every release
 KV = ("fp8_e4m3fn", "bf16")  # in order of preference
 BATCH_INVARIANT = False
+STRIDED = True  # its kernels take strides of pages and results
 
 # KV dtype -> query rows of a call -> KV rows of a request -> kernel
 SHAPES = {

@@ -94,6 +94,36 @@ def power_of_two(x):
 
 
 @triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
+@triton.jit
 def even(pairs):
     """Columns 2i of fp8 pairs in f16: exponent and mantissa moved to f16's places, so 1.0 stands for KV_SCALE.
 
@@ -133,7 +163,10 @@ def fold(scores, latent, m, l, acc_even, acc_odd):
 
 
 @triton.jit(do_not_specialize=["batch", "q_len"])
-def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh):
+def stage1(
+    q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt, stride_qh,
+    out_layout,
+):  # fmt: skip
     """The output and LSE of BLOCK_H heads of one query row.
 
     q [total_q, HEADS, LATENT + ROPE] with its strides of rows and heads; kv [total_kv, ROW];
@@ -194,9 +227,9 @@ def stage1(q, kv, out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale
     norm = tl.where(l == 0.0, 0.0, 1.0 / l * scale)[:, None]  # nothing visible: out 0
     at = row.to(tl.int64) * HEADS + heads
     columns = tl.interleave(acc_even * norm, acc_odd * norm)
-    tl.store(out + at[:, None] * LATENT + tl.arange(0, LATENT)[None, :], columns)
+    tl.store(out + out_at(at[:, None], out_layout, 1) + tl.arange(0, LATENT)[None, :], columns)
     log_sum = m - WEIGHT_SHIFT + tl.math.log2(l)
-    tl.store(lse + at, log_sum * LN2)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 KV_DTYPE = torch.int16  # the rows' bytes, as stage 1 reads them
@@ -207,7 +240,7 @@ def scratch(total_q):
     return (total_q * HEADS.value,)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -218,6 +251,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -226,5 +260,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
         (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q, kv.view(KV_DTYPE), out, lse, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, batch, max(1, total_q //
-        batch), stride_qt, stride_qh, num_warps=4, num_stages=2, enable_fp_fusion=True,
+        batch), stride_qt, stride_qh, out_layout, num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip

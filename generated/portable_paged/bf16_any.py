@@ -94,10 +94,45 @@ def locate(row, qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_st
 
 
 @triton.jit
-def pool_row(pages, row):
-    """Where in the pool the KV rows `row` of a request lie. `pages` points at its page numbers."""
+def pool_at(pages, row, kv_layout):
+    """Where in the pool the KV rows `row` of a request begin, in 64 bits. `pages` points at its page numbers."""
     page = row // PAGE_SIZE
-    return tl.load(pages + page).to(tl.int64) * PAGE_SIZE + (row - page * PAGE_SIZE)
+    if kv_layout is None:
+        return (tl.load(pages + page).to(tl.int64) * PAGE_SIZE + (row - page * PAGE_SIZE)) * ROW
+    else:
+        page_step, column_step = kv_layout
+        number = tl.load(pages + page * column_step).to(tl.int64)
+        return number * page_step + (row - page * PAGE_SIZE) * ROW
+
+
+@triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
 
 
 @triton.jit
@@ -124,7 +159,7 @@ def fold(scores, latent, m, l, acc):
 @triton.jit(do_not_specialize=["batch", "q_len", "page_stride", "splits"])
 def stage1(
     q, kv, partial, partial_lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, batch,
-    q_len, stride_qt, stride_qh, page_stride, splits,
+    q_len, stride_qt, stride_qh, page_stride, splits, kv_layout,
 ):  # fmt: skip
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
@@ -159,16 +194,14 @@ def stage1(
     rope_at = LATENT + rope[None, :]
     whole = begin + (end - begin) // BLOCK_N * BLOCK_N
     for start in range(begin, whole, BLOCK_N):
-        tile = (
-            kv + (pool_row(pages, tl.multiple_of(start + n, BLOCK_N).to(tl.uint32)) * ROW)[:, None]
-        )  # 64 bit: pools outgrow 2^31 elements
+        tile = kv + pool_at(pages, tl.multiple_of(start + n, BLOCK_N).to(tl.uint32), kv_layout)[:, None]
         kv_latent = tl.load(tile + latent_at)
         kv_rope = tl.load(tile + rope_at)
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc = fold(scores, kv_latent, m, l, acc)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
         row_mask = n < end - whole
-        tile = kv + (pool_row(pages, tl.minimum(whole + n, end - 1).to(tl.uint32)) * ROW)[:, None]
+        tile = kv + pool_at(pages, tl.minimum(whole + n, end - 1).to(tl.uint32), kv_layout)[:, None]
         kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0.0)
         kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0.0)
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
@@ -183,7 +216,7 @@ def stage1(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def stage2(partial, partial_lse, out, lse, splits):
+def stage2(partial, partial_lse, out, lse, splits, out_layout):
     """Merge the splits of one query row and head.
 
     One that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is good
@@ -210,9 +243,9 @@ def stage2(partial, partial_lse, out, lse, splits):
         acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
-    tl.store(out + at * LATENT + columns, acc / some)
+    tl.store(out + out_at(at, out_layout, 1) + columns, acc / some)
     log_sum = m + tl.math.log2(total)
-    tl.store(lse + at, log_sum * LN2)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 def scratch(total_q, splits):
@@ -223,6 +256,7 @@ def scratch(total_q, splits):
 
 def run(
     q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None,
+    kv_layout=None, out_layout=None,
 ):  # fmt: skip
     """Launch on the current device and stream.
 
@@ -238,6 +272,8 @@ def run(
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    kv_layout   (elements from page to page, entries from column to column of the table); None: contiguous
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -245,9 +281,10 @@ def run(
     partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q, splits))
     stage1[(total_q * splits,)](
         q, kv, partial, partial_lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, batch,
-        max(1, total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), splits, num_warps=4, num_stages=2,
-        enable_fp_fusion=True,
+        max(1, total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), splits, kv_layout, num_warps=4,
+        num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     stage2[(total_q * HEADS.value,)](
-        partial, partial_lse, out, unwanted if lse is None else lse, splits, num_warps=4, enable_fp_fusion=True,
+        partial, partial_lse, out, unwanted if lse is None else lse, splits, out_layout, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # Where an argument stands.
 STAGE1, STAGE2, LOCATE, RUN, CALL = "stage1", "stage2", "locate", "run", "call"
+LAYOUT = "layout"  # type of an argument, see `Argument`
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Argument:
     """One argument, or one meaning of it.
 
     name      where several records share one, at most one of them fits a kernel
-    types     in signatures of kernels: `*i32`, `i32`, `fp32`; a name in braces is a field that the kernel fills in
+    types     in signatures of kernels: `*i32`, `i32`, `fp32`; a name in braces is a field that the kernel fills in;
+              `layout`: a tuple of numbers, or None for what is usual
     meaning   shape, dtype and what it stands for, as docstrings of `run` say it; empty: they don't
     signatures   that it belongs to
     when      what a kernel must have for it (`features`); empty: every kernel has it
@@ -53,7 +55,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     # what callers give
     _call("q", "Tensor q"),
     _call("kv", "Tensor kv"),
-    _call("qo_indptr", "Tensor qo_indptr"),
+    _call("qo_indptr", "Tensor? qo_indptr"),
     _call("kv_indptr", "Tensor? kv_indptr"),
     _call("out", "Tensor(a!) out", when="into"),
     _call("lse", "Tensor(b!) lse", when="into"),
@@ -65,14 +67,19 @@ ARGUMENTS: tuple[Argument, ...] = (
     _call("kv_indices", "Tensor? kv_indices=None"),
     _call("kv_lens", "Tensor? kv_lens=None"),
     _call("max_q_len", "SymInt? max_q_len=None"),
+    _call("base2", "bool base2=False"),
+    _call("indices", "Tensor? indices=None"),
+    _call("topk_lens", "Tensor? topk_lens=None"),
+    _call("attn_sink", "Tensor? attn_sink=None"),
     _call("workspace", "Tensor(c!)? workspace=None", when="into"),  # last: inductor puts it there
     # what kernels take
     _argument("q", "{q_type}", "stage1 run", "[total_q, {heads}, {row}] {q}, last stride 1"),
     _argument("kv", "{kv_type}", "stage1", when="pointers", given="{kv_given}"),
     _argument("kv_latent", "{kv_latent}", "stage1", when="tiles"),
     _argument("kv_rope", "{kv_rope}", "stage1", when="tiles"),
-    _argument("kv", "", "run", "[total_kv, {row}] {kv}, contiguous{aligned}", when="ragged"),
-    _argument("kv", "", "run", "[pages, {page_size}, {row}] {kv}, contiguous{aligned}", when="paged"),
+    _argument("kv", "", "run", "[total_kv, {width}] {kv}, contiguous{aligned}", when="ragged"),
+    _argument("kv", "", "run", "[pages, {page_size}, {width}] {kv}, contiguous{aligned}", when="paged"),
+    _argument("kv", "", "run", "pool of rows, {kv}, contiguous{aligned}", when="sparse"),
     _argument("partial", "*fp32", "stage1 stage2", when="merged"),
     _argument("partial_lse", "*fp32", "stage1 stage2", when="merged"),
     _argument("row_parts", "*i32", "stage1 stage2", when="balanced"),
@@ -98,11 +105,25 @@ ARGUMENTS: tuple[Argument, ...] = (
         when="paged",
     ),
     _argument(
-        "kv_visible", "*i32", "locate stage1 run", "[total_q] int32, KV rows that each query row sees, or None: causal"
+        "kv_visible", "*i32", "locate stage1 run", "[total_q] int32, KV rows that each query row sees, or None: causal",
+        when="requests",
     ),
+    _argument(
+        "indices", "*i32", "stage1 run", "[total_q, {topk}] int32: rows of the pool that each query row sees; -1: none",
+        when="sparse",
+    ),
+    _argument(
+        "topk_lens", "*i32", "stage1 run", "[total_q] int32: entries of each list that count, or None: all",
+        when="sparse",
+    ),
+    _argument(
+        "attn_sink", "*fp32", "run", "[{heads}] fp32: a score of no value that each head sees, or None", when="sparse"
+    ),
+    _argument("attn_sink", "*fp32", "stage1", when="sparse direct"),
+    _argument("attn_sink", "*fp32", "stage2", when="sparse merged"),
     _argument("kv_scale", "*fp32", "stage1 run", "[1] fp32 or None: 1"),
     _argument("sm_scale", "fp32", "stage1 run"),
-    _argument("batch", "i32", "locate stage1", varies=True),
+    _argument("batch", "i32", "locate stage1", when="requests", varies=True),
     _argument("q_len", "i32", "locate stage1", when="heads", varies=True, given="max(1, total_q // batch)"),
     _argument("blocks", "i32", "stage1", when="queries", varies=True),
     _argument("total_q", "i32", "stage1", when="queries", varies=True),
@@ -111,6 +132,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("page_stride", "i32", "locate stage1", when="paged", varies=True, given="kv_indices.stride(0)"),
     _argument("total_q", "i32", "stage1", when="balanced", varies=True),
     _argument("programs", "i32", "stage1", when="balanced", varies=True),
+    _argument("zero", "i32", "stage1", when="opaque_zero", varies=True, given="0"),
     _argument(
         "out", "{out_type}", "stage2 run", "[total_q, {heads}, {latent}] {out}, contiguous; all of it is written",
         late=True,
@@ -124,6 +146,17 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument(
         "workspace", "", "run", "contiguous memory for the scratch, aligned to 16 bytes; None: allocated",
         late=True, default="None",
+    ),
+    _argument(
+        "kv_layout", LAYOUT, "stage1 run",
+        "(elements from page to page, entries from column to column of the table); None: contiguous",
+        when="paged strided", given="{kv_layout_given}", late=True, default="None",
+    ),
+    _argument("out_layout", LAYOUT, "stage1", when="direct strided"),
+    _argument(
+        "out_layout", LAYOUT, "stage2 run",
+        "(strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above",
+        when="strided", late=True, default="None",
     ),
 )  # fmt: skip
 
@@ -139,7 +172,9 @@ def arguments(where: str, features: Iterable[str]) -> list[Argument]:
 
 def signature(where: str, features: Iterable[str]) -> str:
     """The arguments as a `def` lists them."""
-    return ", ".join(one.name + (f"={one.default}" if one.default else "") for one in arguments(where, features))
+    return ", ".join(
+        one.name + (f"={one.default}" if one.default and where == RUN else "") for one in arguments(where, features)
+    )
 
 
 def launched(where: str, features: Iterable[str], facts: Mapping[str, object]) -> str:

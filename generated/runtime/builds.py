@@ -7,6 +7,7 @@ import os
 import sys
 from functools import lru_cache
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,8 +17,24 @@ from .gluon import mismatch
 from .launch import Launch
 from .tables import rule_of
 
-NAMES = {known.element.dtype: known.name for known in KV_FORMATS.values()}  # of KV by its dtype
+NAMES = {known.element.dtype: known.name for known in KV_FORMATS.values() if not known.record}  # of KV by its dtype
 INDEX = (torch.int32, torch.int64)  # of ranges, page numbers and lengths
+
+
+class Lists(NamedTuple):
+    """Sparse KV: a list of `topk` rows for each query row."""
+
+    topk: int
+
+
+Layout = Lists | int | None
+
+
+def words_of(layout: Layout) -> str:
+    """`, pages of 64`; nothing for ragged KV."""
+    if layout is None:
+        return ""
+    return f", lists of {layout.topk}" if isinstance(layout, Lists) else f", pages of {layout}"
 
 
 class Build:
@@ -34,23 +51,32 @@ class Build:
         self.q: torch.dtype = ELEMENTS[tables.Q].dtype
         self.out: torch.dtype = ELEMENTS[tables.OUT].dtype
         self.page_size: int | None = tables.PAGE_SIZE
+        self.topk: int | None = tables.TOPK
         self.triton: str | None = tables.TRITON
         self.batch_invariant: bool = tables.BATCH_INVARIANT
+        self.strided: bool = tables.STRIDED
         self.kv: tuple[str, ...] = tables.KV
         self.several: Build = self  # the build for calls of several query tokens a request
         self.for_several = not self.batch_invariant and not any(tables.SHAPES.values())
         self.choices = {kv: rule_of(tables, kv) for kv in self.kv}
         self.forms = tuple(KV_FORMATS[kv].form for kv in self.kv)  # what custom_kernel calls them
         self.fp8 = next((kv for kv in self.kv if KV_FORMATS[kv].fp8), None)
+        self.widths = {kv: KV_FORMATS[kv].width(self.latent, self.rope) for kv in self.kv}  # of a row of the tensor
+        self.records = {self.widths[kv]: kv for kv in self.kv if KV_FORMATS[kv].record}
 
     def __str__(self) -> str:
-        kinds = ", ".join(self.kv) + (f", pages of {self.page_size}" if self.page_size else "")
+        kinds = ", ".join(self.kv) + words_of(self.layout)
         return f"{self.target}: {self.heads} heads, {self.latent}+{self.rope}, {kinds} ({self.spec})"
+
+    @property
+    def layout(self) -> Layout:
+        """How a call gives its KV rows: pages of so many, a list of `topk` for each query row, or None, ragged."""
+        return self.page_size if self.topk is None else Lists(self.topk)
 
     @property
     def takes(self) -> tuple[object, ...]:
         """What calls must be like, but for their sizes."""
-        return (self.target, self.heads, self.latent, self.rope, self.page_size, self.q, self.out, self.kv)
+        return (self.target, self.heads, self.latent, self.rope, self.layout, self.q, self.out, self.kv)
 
     def unfit(self, target: str) -> str | None:
         """Why its kernels cannot run on `target`; None where they can, or where the target alone decides."""

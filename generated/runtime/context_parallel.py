@@ -2,8 +2,8 @@
 """Context parallel decode: the KV rows of each request lie on several ranks of a `torch.distributed` group.
 
 Every rank calls with the same queries and its own KV rows. Its decode writes (out, LSE) straight into its part of one
-buffer, a single all-gather fills in the others' parts, and one kernel merges them by LSE; with `PeerMemory` one kernel
-does both. All ranks get the same bits.
+buffer, a single all-gather fills in the others' parts, and the kernel of `merge_states` merges them; with `PeerMemory`
+one kernel does both. All ranks get the same bits.
 Nothing waits for the device, and a step can be captured in a CUDA graph.
 """
 
@@ -19,11 +19,11 @@ from . import validate
 from .builds import INDEX
 from .calls import Dispatcher
 from .launch import Launch, on_device_of
+from .merge import KERNEL as MERGE
 from .peer_memory import PeerMemory
 
 ALIGN = 16  # bytes; a rank's part of the buffer is a multiple of them
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name, and the older one
-TILE = 8  # ranks whose partial outputs are merged at a time
 
 
 @triton.jit(do_not_specialize=["batch", "rank"])
@@ -51,42 +51,6 @@ def count_visible(  # type: ignore[no-untyped-def]
         rest = seen - rounds * (RANKS * RUN)
         here = rounds * RUN + tl.minimum(tl.maximum(rest - rank * RUN, 0), RUN)
     tl.store(visible + row, tl.maximum(here, 0).to(tl.int32))
-
-
-@triton.jit(do_not_specialize=["part"])
-def merge(  # type: ignore[no-untyped-def]
-    partial, partial_lse, out, lse, part, LATENT: tl.constexpr, UNIT: tl.constexpr, RANKS: tl.constexpr,
-    ALL: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
-
-    Each rank's part of the buffer is `part` times 16 bytes: UNIT elements of `partial`, 4 of `partial_lse`. ALL and
-    TILE are powers of two, of all ranks and of those whose partial outputs are held at a time.
-    """
-    at = tl.program_id(0).to(tl.int64)
-    latent = tl.arange(0, LATENT)
-    ranks = tl.arange(0, ALL)
-    parts = tl.load(partial_lse + ranks.to(tl.int64) * part * 4 + at, mask=ranks < RANKS, other=float("-inf"))
-    m = tl.max(parts, 0)
-    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible on any rank: every weight 0, not NaN
-    total = tl.sum(tl.exp(parts - m), 0)
-    acc = tl.zeros([LATENT], tl.float32)
-    for first in range(0, RANKS, TILE):
-        some = first + tl.arange(0, TILE)  # names of their own: a loop must not change a variable's shape
-        begin = some.to(tl.int64) * part
-        some_lse = tl.load(partial_lse + begin * 4 + at, mask=some < RANKS, other=float("-inf"))
-        rows = tl.load(
-            partial + begin[:, None] * UNIT + at * LATENT + latent[None, :],
-            mask=(some_lse > float("-inf"))[:, None], other=0.0,
-        )  # fmt: skip
-        acc += tl.sum(rows.to(tl.float32) * tl.exp(some_lse - m)[:, None], 0)
-    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
-    tl.store(lse + at, m + tl.log(total))
-
-
-def _quick(kernel: Any) -> Any:
-    """The kernel, launched with less host time if it is not interpreted."""
-    return Launch(kernel) if isinstance(kernel, triton.JITFunction) else kernel
 
 
 class ContextParallel:
@@ -122,7 +86,8 @@ class ContextParallel:
         if self.rank < 0:
             raise ValueError("this process is not a rank of the group")
         self.run = 0 if placement == "contiguous" else run
-        self._count_visible, self._merge = _quick(count_visible), _quick(merge)
+        kernel: Any = count_visible
+        self._count_visible = Launch(kernel) if isinstance(kernel, triton.JITFunction) else kernel
 
     def rows(self, kv_len: int, rank: int | None = None) -> torch.Tensor:
         """The rows [rows of the rank] int64 of a request of `kv_len` rows that lie on a rank (None: on this one)."""
@@ -294,13 +259,10 @@ class ContextParallel:
     def _combine(self, parts: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         rows, heads, latent = out.shape
         lse_at, _ = _ends((rows, heads, latent), out.dtype)
-        flat = parts.view(-1)
-        padded = 1 << (self.ranks - 1).bit_length()
-        with on_device_of(out):
-            self._merge[(rows * heads,)](
-                flat.view(out.dtype), flat[lse_at:].view(torch.float32), out, lse, parts.shape[1] // ALIGN, latent,
-                ALIGN // out.dtype.itemsize, self.ranks, padded, min(TILE, padded), num_warps=4,
-            )  # fmt: skip
+        flat, size = parts.view(-1), parts.shape[1]
+        outs, lses = flat.view(out.dtype), flat[lse_at:].view(torch.float32)
+        stack = (self.ranks, size // out.dtype.itemsize, heads * latent, latent, size // lse.dtype.itemsize, heads, 1)
+        MERGE((outs,), (lses,), (stack,), out, lse)
 
 
 def _part_bytes(shape: tuple[int, int, int], dtype: torch.dtype) -> int:

@@ -23,18 +23,38 @@ def devices() -> tuple[str, ...]:
     return {"": ("cpu",), "0": ()}.get(os.environ.get(VARIABLE, ""), ("cpu", "cuda"))
 
 
-def watched(run: Run, page_size: int | None, on: tuple[str, ...]) -> Run:
+def watched(run: Run, page_size: int | None, on: tuple[str, ...], topk: int | None = None) -> Run:
     """A kernel's `run`, its arguments checked first on devices of the types `on`."""
     if not on:
         return run
 
-    def checked(*given: Any) -> None:
+    def checked(*given: Any, **layouts: Any) -> None:
         device = given[0].device.type
         if device in on and not (device == "cuda" and torch.cuda.is_current_stream_capturing()):
-            check(page_size, *given)
-        run(*given)
+            check_lists(*given) if topk else check(page_size, *given)
+        run(*given, **layouts)
 
     return checked
+
+
+def check_lists(
+    q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, lens: torch.Tensor | None, sink: torch.Tensor | None,
+    kv_scale: torch.Tensor | None, _: float, out: torch.Tensor, lse: torch.Tensor | None, *others: Any,
+) -> None:  # fmt: skip
+    """The same of sparse KV: a list may name the rows of the pool alone, or -1."""
+    inputs = {"q": q, "kv": kv, "indices": indices, "topk_lens": lens, "attn_sink": sink, "kv_scale": kv_scale}
+    overlap({"out": out, "lse": lse, "workspace": others[-1]}, inputs)
+    if lens is not None:
+        for row in _indices((_host(lens) < 0) | (_host(lens) > indices.shape[1])):
+            raise ValueError(f"topk_lens of query row {row} is {int(lens[row])}; lists have {indices.shape[1]} entries")
+    rows, listed = kv.numel() // kv.shape[-1], _host(indices)
+    wrong = (listed < -1) | (listed >= rows)
+    if lens is not None:
+        wrong &= torch.arange(listed.shape[1]) < _host(lens)[:, None]
+    for row, place in wrong.nonzero().tolist():
+        raise ValueError(
+            f"indices names row {int(listed[row, place])} for query row {row} at {place}; kv has {rows} rows"
+        )
 
 
 def check(page_size: int | None, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, *others: Any) -> None:
@@ -119,12 +139,14 @@ def overlap(written: dict[str, torch.Tensor | None], read: dict[str, torch.Tenso
 
 
 def shared(written: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a contiguous tensor and another have a byte in common."""
-    if not written.nbytes or not other.numel():
+    """Whether two tensors have a byte in common."""
+    if not written.numel() or not other.numel():
         return False
-    begin = written.data_ptr()
-    first, size = _pieces(other)
-    return bool(((first < begin + written.nbytes) & (first + size > begin)).any())
+    begins, length = _pieces(written)
+    firsts, size = _pieces(other)
+    firsts = firsts.sort().values
+    last = torch.searchsorted(firsts, begins + length) - 1  # the last piece that begins before each one ends
+    return bool(((last >= 0) & (firsts[last.clamp(min=0)] + size > begins)).any())
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -49,18 +49,23 @@ class Tiles:
         self.dtype = dtype
         self.rows = rows
         self.parts = parts
-        self._cache: dict[tuple[int, int, int], tuple[Tile, ...]] = {}
+        self._cache: dict[tuple[int, ...], tuple[Tile, ...]] = {}
         self._nothing: dict[torch.device, torch.Tensor] = {}
 
-    def of(self, kv: torch.Tensor) -> tuple[Tile, ...]:
+    def of(self, kv: torch.Tensor, kv_layout: tuple[int, int] | None = None) -> tuple[Tile, ...]:
         """One descriptor for each part of `kv` [total_kv, columns] or [total_kv, 1, columns], contiguous rows.
 
-        Raises ValueError if it does not begin at a multiple of 16 bytes.
+        kv_layout   of a pool [pages, page_size, columns] (or so), whose pages are whole rows apart: elements from page
+                    to page first
+
+        Raises ValueError if it does not begin at a multiple of 16 bytes, or its pages are not whole rows apart.
         """
-        key = (kv.data_ptr(), kv.shape[0], kv.get_device())
+        key: tuple[int, ...] = (kv.data_ptr(), kv.shape[0], kv.get_device())
+        if kv_layout:
+            key += kv_layout[:1]
         found = self._cache.get(key)
         if found is None:
-            found = self._make(kv)
+            found = self._make(kv, kv_layout[0] if kv_layout else None)
             if kv.is_cuda:  # the emulator's memory is the tensor itself
                 if len(self._cache) >= MOST:
                     self._cache.clear()
@@ -69,7 +74,7 @@ class Tiles:
             have_context(kv.device)
         return found
 
-    def _make(self, kv: torch.Tensor) -> tuple[Tile, ...]:
+    def _make(self, kv: torch.Tensor, page_step: int | None) -> tuple[Tile, ...]:
         if kv.data_ptr() % ALIGNMENT:
             raise ValueError(
                 f"kv begins {kv.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, where TMA cannot read: "
@@ -78,7 +83,13 @@ class Tiles:
         if not kv.shape[0]:  # nothing will be read, but a descriptor must have a row
             kv = self._one_row(kv)
         columns = kv.shape[-1]
-        memory = kv.view(self.dtype).view(-1, columns)
+        if page_step is None:
+            memory = kv.view(self.dtype).view(-1, columns)
+        elif page_step % columns:
+            raise ValueError(f"kv has pages {page_step} numbers apart; TMA needs a multiple of the row's {columns}")
+        else:  # all rows from the first to the last, those of others between them too
+            rows = (kv.shape[0] - 1) * (page_step // columns) + kv[0].numel() // columns
+            memory = kv.view(self.dtype).as_strided((rows, columns), (columns, 1))
         base = Address(memory) if kv.is_cuda else memory
         shape, strides = [memory.shape[0], columns], [columns, 1]
         return tuple(Tile(base, shape, strides, [self.rows, part], layout) for part, layout in self.parts)
@@ -89,6 +100,15 @@ class Tiles:
             row = torch.zeros((1, kv.shape[-1] * kv.element_size()), dtype=torch.uint8, device=kv.device)
             self._nothing[kv.device] = row
         return row.view(kv.dtype)
+
+
+def refuse_misaligned(kv: torch.Tensor) -> None:
+    """ValueError for a pool that copies of 16 bytes cannot read."""
+    if kv.data_ptr() % ALIGNMENT:
+        raise ValueError(
+            f"kv begins {kv.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, where cp.async cannot read: "
+            "copy it, or let the pool begin where torch allocated it"
+        )
 
 
 def aligned(q: torch.Tensor) -> tuple[torch.Tensor, int, int]:

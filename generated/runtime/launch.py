@@ -4,20 +4,22 @@
 Triton binds and specialises every argument on every call, some 20 us. `Launch` looks at the first call, writes a Python
 function for these arguments, and hands the compiled binary its arguments by it, pointers as the numbers that they are.
 The function looks up the binary by all that Triton may specialise on: of pointers the element type, whether there is
-one, and alignment; of integers the value, or the width alone where the kernel says `do_not_specialize`. TMA descriptors
-are encoded once each and not at every launch. How a launch reaches the driver changes with Triton's releases: `FORMS`
-has those that are known, and under another every launch is Triton's own.
+one, and alignment; of integers the value, or the width alone where the kernel says `do_not_specialize`; of numbers in a
+tuple what Triton looks at. TMA descriptors are encoded once each and not at every launch. How a launch reaches the
+driver changes with Triton's releases: `FORMS` has those that are known, and under another every launch is Triton's own.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import triton
 from triton.runtime import driver
+
+from .arguments import ARGUMENTS, LAYOUT
 
 ALIGNED = 15  # Triton specialises pointers on 16-byte alignment
 ON_AMD = torch.version.hip is not None
@@ -26,6 +28,7 @@ RANGE = 1 << 31  # bytes: AMD kernels address smaller tensors with 32-bit offset
 # CUDA is in use by the time that a kernel is launched: without what torch wraps around it to see to that.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
+LAYOUTS = frozenset(one.name for one in ARGUMENTS if one.types == LAYOUT)  # they may be None
 HOOKS = (None, None, None)  # launch metadata, enter, exit
 
 
@@ -70,15 +73,18 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return _HERE if index < 0 or index == current_device() else torch.cuda.device(index)
 
 
-POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "float"  # what an argument is
+# What an argument is; the last two are tuples, of pointers and of numbers, perhaps in tuples.
+POINTER, TILE, INTEGER, KEYED, FLOAT = "pointer", "tile", "integer", "keyed", "float"
+POINTERS, NUMBERS = "pointers", "numbers"
 
 
 class Launch:
     """Stands in for a `@triton.jit` or `@gluon.jit` kernel: `launch[grid](*args, **options)`. `fn` is the kernel.
 
     At one position among the arguments a kernel always gets the same: integers, floats, TMA descriptors with room for
-    their encoding (`descriptors.Tile`) and of one kind, or else what has `data_ptr()` and `dtype`, or None. The options
-    are always the same, too. The grid has one dimension.
+    their encoding (`descriptors.Tile`) and of one kind, tuples of pointers, tuples of numbers (or None, where it is a
+    layout), or else what has `data_ptr()` and `dtype`, or None. The options are always the same, too. The grid has one
+    dimension.
     """
 
     def __init__(self, fn: Any):
@@ -97,6 +103,10 @@ class Launch:
     def _kind(self, position: int, argument: Any) -> str:
         if isinstance(argument, float):
             return FLOAT
+        if self.fn.params[position].name in LAYOUTS:
+            return NUMBERS
+        if isinstance(argument, tuple):
+            return POINTERS if hasattr(argument[0], "data_ptr") else NUMBERS
         if isinstance(argument, int):
             free = self.fn.params[position].do_not_specialize and type(argument) is int
             return INTEGER if free else KEYED
@@ -136,17 +146,22 @@ def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
     key += [f"None if a{i} is None else a{i}.dtype" for i in pointers]
     key += [part for i in of.get(KEYED, []) for part in (f"a{i}", f"type(a{i})")]
     key += [f"type(a{i}) is float or (type(a{i}), a{i})" for i in of.get(FLOAT, [])]
+    key += [f"tuple((one.dtype, one.data_ptr() & {ALIGNED} == 0) for one in a{i})" for i in of.get(POINTERS, [])]
+    key += [f"a{i} and special(a{i})" for i in of.get(NUMBERS, [])]
     if pointers:  # nearly always 0: all are aligned
         apart = "".join(f"p{i} & {ALIGNED} == 0, " for i in pointers)
         key.append(f"({' | '.join(f'p{i}' for i in pointers)}) & {ALIGNED} and ({apart})")
     if integers:  # nearly always 0: all are small and none is negative
         apart = "".join(f"width(a{i}), " for i in integers)
         key.append(f"({' | '.join(f'a{i}' for i in integers)}) >> 31 and ({apart})")
+    if ON_AMD:
+        key += [f"tuple(extent(one) < {RANGE} for one in a{i})" for i in of.get(POINTERS, [])]
     if ON_AMD and pointers:
         apart = "".join(f"extent(a{i}) < {RANGE}, " for i in pointers)
         key.append(f"({' | '.join(f'extent(a{i})' for i in pointers)}) >> 31 and ({apart})")
     encode = [f"    if a{i}.encoded is None: a{i}.encoded = encode(a{i}, tiles[{i}])" for i in of.get(TILE, [])]
-    given = [{POINTER: "p{0}", TILE: "*a{0}.encoded"}.get(kind, "a{0}").format(i) for i, kind in enumerate(kinds)]
+    as_given = {POINTER: "p{0}", TILE: "*a{0}.encoded", POINTERS: "tuple([one.data_ptr() for one in a{0}])"}
+    given = [as_given.get(kind, "a{0}").format(i) for i, kind in enumerate(kinds)]
     own = "".join(f"{one}, " for one in given)
     own = f"({own})" if _packed() else own
     args = ", ".join(f"a{i}" for i in range(len(kinds)))
@@ -168,7 +183,7 @@ def written(launch: Launch, kinds: list[str]) -> Callable[..., None]:
     names: dict[str, Any] = {
         "binaries": launch.binaries, "compile": launch.compile, "encode": _encode, "tiles": launch.tiles,
         "runtime": triton.knobs.runtime, "current_device": current_device if torchs else active.get_current_device,
-        "stream_of": active.get_current_stream, "width": _width, "extent": _extent,
+        "stream_of": active.get_current_stream, "width": _width, "extent": _extent, "special": _special,
     }  # fmt: skip
     exec("\n".join(lines), names)
     return names["launch"]
@@ -182,6 +197,21 @@ def _packed() -> bool:
 def _width(number: int) -> int:
     """Which of its integer types Triton takes for a number."""
     return 32 if -(1 << 31) <= number < 1 << 31 else 64 if -(1 << 63) <= number < 1 << 63 else 65
+
+
+@lru_cache(maxsize=4096)
+def _special(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What Triton may specialise on of numbers in tuples. At one position they are all integers or all floats."""
+    return tuple(
+        [
+            _special(one)
+            if isinstance(one, tuple)
+            else one == 1 or (one % 16 == 0, _width(one))
+            if isinstance(one, int)
+            else type(one)
+            for one in numbers
+        ]
+    )
 
 
 def _extent(argument: Any) -> int:

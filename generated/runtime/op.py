@@ -1,13 +1,13 @@
 # Copied by mla-codegen from mla_codegen/runtime/op.py. Do not edit: `mla-codegen build` writes it anew.
-"""`mla_decode` as operators of torch.library, so that torch.compile takes a model whole.
+"""`mla_decode` and `merge_states` as operators of torch.library, so that torch.compile takes a model whole.
 
-Two operators, both with a fake implementation: `mla_decode` returns a new (out, LSE); `mla_decode_into` writes into
-tensors that it is given, a workspace among them, and its schema says so.
+Two operators of each, with fake implementations: `mla_decode` returns a new (out, LSE); `mla_decode_into` writes into
+tensors that it is given, a workspace among them, and its schema says so. `merge_states` likewise.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +15,22 @@ import torch
 from . import validate
 from .arguments import CALL, arguments, schema
 from .calls import Dispatcher
+from .merge import State, merge_states, refuse
 
 INTO = frozenset({"into"})  # the operator that writes into what it is given
 NEW_NAMES = [one.name for one in arguments(CALL, ())]
 INTO_NAMES = [one.name for one in arguments(CALL, INTO)]
-SCHEMAS = {"mla_decode": f"({schema(())}) -> (Tensor, Tensor)", "mla_decode_into": f"({schema(INTO)}) -> ()"}
+SCHEMAS = {
+    "mla_decode": f"({schema(())}) -> (Tensor, Tensor)",
+    "mla_decode_into": f"({schema(INTO)}) -> ()",
+    "merge_states": "(Tensor[] outs, Tensor[] lses, bool base2=False) -> (Tensor, Tensor)",
+    "merge_states_into": "(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!) lse, bool base2=False) -> ()",
+}
+TAGS = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order]
 
 Tensor = torch.Tensor
 Decode = Callable[..., Tensor | tuple[Tensor, Tensor]]
+Merge = Callable[..., State]
 
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder of this build
 OWNER = "mla_codegen_build"  # attribute of a namespace of torch.ops: whose operators it has
@@ -37,22 +45,23 @@ class Owner(NamedTuple):
     library: torch.library.Library  # operators live as long
 
 
-def register(dispatcher: Dispatcher, package: str) -> tuple[Decode, Any]:
-    """Register both operators as `torch.ops.<package>`, a dot in its name written _.
+def register(dispatcher: Dispatcher, package: str) -> tuple[Decode, Merge, Any]:
+    """Register the operators as `torch.ops.<package>`, a dot in its name written _.
 
     Where another build has taken that name, a hash of this build's folder is added to it. A package that is imported
     again keeps its operators, which from then on call the new `dispatcher`.
 
-    Returns `mla_decode` over them, which takes the arguments of the dispatcher's `mla_decode`, and the namespace.
+    Returns `mla_decode` and `merge_states` over them, which take the arguments of the plain ones, and the namespace.
     """
     namespace, owner = _namespace(package.replace(".", "_"))
     if owner is None:
         owner = Owner(HOME, SCHEMAS, [dispatcher], torch.library.Library(namespace, "FRAGMENT"))
         _define(owner, namespace)
+        _define_merge(owner.library, namespace)
         setattr(getattr(torch.ops, namespace), OWNER, owner)
     owner.dispatchers[:] = [dispatcher]
     operators = getattr(torch.ops, namespace)
-    return _over(operators, owner.dispatchers), operators
+    return _over(operators, owner.dispatchers), _merge_over(operators), operators
 
 
 def _namespace(name: str) -> tuple[str, Owner | None]:
@@ -116,8 +125,8 @@ def _define(owner: Owner, namespace: str) -> None:
     def fake_decode(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         named |= dict(zip(NEW_NAMES, given, strict=False))
         _one_device(*named.values())
-        q, paged = named["q"], named.get("block_table") is not None or named.get("kv_indices") is not None
-        shape, dtype = dispatchers[0].result(q, named["kv"] if paged else None)
+        q = named["q"]
+        shape, dtype = dispatchers[0].result(**named)
         return q.new_empty(shape, dtype=dtype), q.new_empty(shape[:2], dtype=torch.float32)
 
     def fake_decode_into(*given: object) -> None:
@@ -127,12 +136,61 @@ def _define(owner: Owner, namespace: str) -> None:
         ("mla_decode", decode, fake_decode, slice(0)),
         ("mla_decode_into", decode_into, fake_decode_into, slice(4, 6)),
     ):
-        library.define(name + SCHEMAS[name], tags=[torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order])
+        library.define(name + SCHEMAS[name], tags=TAGS)
         for key in ("CPU", "CUDA"):
             library.impl(name, run, key)
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
         operator = getattr(getattr(torch.ops, namespace), name).default
         library.impl(name, _with_autograd(operator, run, writes), "Autograd")
+
+
+def _define_merge(library: torch.library.Library, namespace: str) -> None:
+    """The operators of `merge_states`. They know no autograd: a backward through them is torch's own error."""
+
+    def merge(outs: list[Tensor], lses: list[Tensor], base2: bool = False) -> State:
+        return merge_states(list(zip(outs, lses, strict=True)), base2=base2)
+
+    def merge_into(outs: list[Tensor], lses: list[Tensor], out: Tensor, lse: Tensor, base2: bool = False) -> None:
+        merge_states(list(zip(outs, lses, strict=True)), out=out, lse=lse, base2=base2)
+
+    def fake(outs: list[Tensor], lses: list[Tensor], base2: bool = False) -> State:
+        _one_device(*outs, *lses)
+        shape = outs[0].shape[-3:]
+        return outs[0].new_empty(shape), lses[0].new_empty(shape[:2])
+
+    def fake_into(outs: list[Tensor], lses: list[Tensor], out: Tensor, lse: Tensor, base2: bool = False) -> None:
+        _one_device(*outs, *lses, out, lse)
+
+    for name, run, made in (("merge_states", merge, fake), ("merge_states_into", merge_into, fake_into)):
+        library.define(name + SCHEMAS[name], tags=TAGS)
+        for key in ("CPU", "CUDA"):
+            library.impl(name, run, key)
+        torch.library.register_fake(f"{namespace}::{name}", made, lib=library)
+
+
+def _merge_over(operators: Any) -> Merge:
+    """`merge_states` as a function that calls the operators."""
+    new, into = operators.merge_states.default, operators.merge_states_into.default
+
+    def over(
+        states: Sequence[State], *, out: Tensor | None = None, lse: Tensor | None = None, base2: bool = False
+    ) -> State:
+        try:
+            outs, lses = [one for one, _ in states], [one for _, one in states]
+            if out is None and lse is None:
+                return new(outs, lses, base2)
+            shape = outs[0].shape[-3:]
+            out = outs[0].new_empty(shape) if out is None else out
+            lse = lses[0].new_empty(shape[:2]) if lse is None else lse
+            into(outs, lses, out, lse, base2)
+        except Exception:
+            refuse(states)
+            validate.tensors(out_=out, lse_=lse)
+            raise
+        return out, lse
+
+    over.__doc__ = merge_states.__doc__
+    return over
 
 
 def _one_device(q: Any, *others: Any) -> None:
@@ -149,7 +207,7 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
     def mla_decode(
         q: Tensor,
         kv: Tensor,
-        qo_indptr: Tensor,
+        qo_indptr: Tensor | None = None,
         kv_indptr: Tensor | None = None,
         *,
         sm_scale: float,
@@ -158,6 +216,7 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
+        base2: bool = False,
         workspace: Tensor | None = None,
         **tensors: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -168,12 +227,12 @@ def _over(operators: Any, dispatchers: list[Dispatcher]) -> Decode:
                 max_kv_len = validate.length(max_kv_len)
             if max_q_len is not None and type(max_q_len) is not int:
                 max_q_len = validate.query_length(max_q_len)
-            options: dict[str, Any] = {
-                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, **tensors
+            options: dict[str, Any] = {  # the one before the workspace is always given: inductor counts on it
+                "sm_scale": sm_scale, "max_kv_len": max_kv_len, "max_q_len": max_q_len, "base2": base2,
+                "attn_sink": None, **tensors,
             }  # fmt: skip
             if out is None and (workspace is not None or lse is not None):
-                paged = tensors.get("block_table") is not None or tensors.get("kv_indices") is not None
-                shape, dtype = dispatchers[0].result(q, kv if paged else None)
+                shape, dtype = dispatchers[0].result(q, kv, **tensors)
                 out = q.new_empty(shape, dtype=dtype)
             if out is None:
                 out, lse = new(q, kv, qo_indptr, kv_indptr, **options)

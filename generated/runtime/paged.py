@@ -20,6 +20,7 @@ class Pages(NamedTuple):
     indptr: torch.Tensor | None
     indices: torch.Tensor
     lens: torch.Tensor | None
+    column_step: int = 1  # numbers of a table from column to column
 
 
 def page_size(kv: torch.Tensor) -> int:
@@ -46,6 +47,7 @@ def pages_of(
     if qo_indptr.dim() != 1 or qo_indptr.numel() == 0:
         raise ValueError(f"qo_indptr has shape {tuple(qo_indptr.shape)}; it must be [batch + 1]")
     batch = qo_indptr.numel() - 1
+    column_step = 1
     if block_table is not None:
         for name, other in (("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
             if other is not None:
@@ -53,8 +55,7 @@ def pages_of(
         fits = block_table.dim() == 2 and block_table.shape[0] == batch
         _check("block_table", block_table, q, f"[{batch}, pages]", fits)
         if block_table.stride(1) != 1 and block_table.shape[1] > 1:
-            strides = block_table.stride()
-            raise ValueError(f"block_table has strides {strides}; the last must be 1: call .contiguous() on it")
+            column_step = block_table.stride(1)
         indices = block_table
     else:
         assert kv_indices is not None
@@ -77,7 +78,7 @@ def pages_of(
     elif block_table is not None or size != 1:
         why = "block_table does not say" if block_table is not None else f"pages of {size} rows do not say"
         raise ValueError(f"kv_lens is missing: {why} how many KV rows a request has; give it, [{batch}] int32")
-    return Pages(size, kv_indptr, indices, kv_lens)
+    return Pages(size, kv_indptr, indices, kv_lens, column_step)
 
 
 def guess_kv_len(pages: Pages, batch: int) -> int:

@@ -17,6 +17,7 @@ import triton.language as tl
 from . import validate
 from .builds import full_device
 from .launch import Launch, on_device_of
+from .merge import weigh
 
 SLOTS = tl.constexpr(2)
 
@@ -24,14 +25,14 @@ SLOTS = tl.constexpr(2)
 @triton.jit(do_not_specialize=["programs", "rank", "lse_at", "flags_at"])
 def exchange_and_merge(  # type: ignore[no-untyped-def]
     partial, partial_lse, out, lse, buffers, steps, programs, rank, lse_at, flags_at,
-    LATENT: tl.constexpr, RANKS: tl.constexpr, ALL: tl.constexpr, DEPENDENT: tl.constexpr,
+    LATENT: tl.constexpr, RANKS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (query row, head): out = sum over ranks of partial * exp(lse_rank - lse).
 
     buffers [RANKS] int64 holds the addresses, on this rank, of every rank's buffer, multiples of 16: in it lie rows
     [SLOTS, RANKS, programs, LATENT], at byte `lse_at` their LSE [SLOTS, RANKS, programs] fp32, at `flags_at` flags
     [RANKS, programs] int32. `programs` is that of the largest step. `steps` [programs] int32 is this rank's alone.
-    ALL is RANKS rounded up to a power of two. DEPENDENT: launched while the kernel before it still runs.
+    DEPENDENT: launched while the kernel before it still runs.
     """
     at = tl.program_id(0).to(tl.int64)
     latent = tl.arange(0, LATENT)
@@ -58,23 +59,22 @@ def exchange_and_merge(  # type: ignore[no-untyped-def]
         while tl.atomic_add(flags + other * programs, 0, sem="acquire", scope="sys") - step < 0:
             pass  # once it is there it may be a step ahead
     tl.debug_barrier()
-    ranks = tl.arange(0, ALL)
-    part = slot + ranks.to(tl.int64) * programs + at
-    parts = tl.load(
-        (here + lse_at).to(tl.pointer_type(tl.float32)) + part,
-        mask=ranks < RANKS, other=float("-inf"), cache_modifier=".cg",
-    )  # fmt: skip
-    m = tl.max(parts, 0)
-    m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible on any rank: every weight 0, not NaN
-    weights = tl.exp(parts - m)
-    total = tl.sum(weights, 0)
-    rows = tl.load(
-        tl.multiple_of(here.to(kind), 16) + part[:, None] * LATENT + latent[None, :],
-        mask=(parts > float("-inf"))[:, None], other=0.0, cache_modifier=".cg",
-    )  # fmt: skip
-    acc = tl.sum(rows.to(tl.float32) * weights[:, None], 0)
-    tl.store(out + at * LATENT + latent, acc / tl.where(total == 0.0, 1.0, total))
-    tl.store(lse + at, m + tl.log(total))
+    part = slot + at + tl.arange(0, 1)
+    lses = (here + lse_at).to(tl.pointer_type(tl.float32)) + part
+    rows = tl.multiple_of(here.to(kind), 16) + part[:, None] * LATENT + latent[None, :]
+    m = tl.full([1], float("-inf"), tl.float32)
+    for other in tl.static_range(RANKS):
+        m = tl.maximum(m, tl.load(lses + other * programs, cache_modifier=".cg"))
+    m = tl.where(m == float("-inf"), 0.0, m)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([1, LATENT], tl.float32)
+    for other in tl.static_range(RANKS):
+        rank_lse = tl.load(lses + other * programs, cache_modifier=".cg")
+        rank_row = tl.load(rows + other * programs.to(tl.int64) * LATENT, cache_modifier=".cg")
+        total, acc = weigh(rank_lse, rank_row, m, total, acc, False)
+    one = at + tl.arange(0, 1)
+    tl.store(out + one[:, None] * LATENT + latent[None, :], acc / tl.where(total == 0.0, 1.0, total)[:, None])
+    tl.store(lse + one, m + tl.log(total))
 
 
 def _launches_dependents(device: torch.device) -> bool:
@@ -174,6 +174,6 @@ class PeerMemory:
         with on_device_of(partial):
             self._kernel[(rows * heads,)](
                 partial, partial_lse, out, lse, self.buffers, self.steps, self.programs, self.rank, self.lse_at,
-                self.flags_at, latent, self.ranks, 1 << (self.ranks - 1).bit_length(), self.dependent,
+                self.flags_at, latent, self.ranks, self.dependent,
                 num_warps=4, **({"launch_pdl": True} if self.dependent else {}),
             )  # fmt: skip

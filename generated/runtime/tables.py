@@ -14,7 +14,7 @@ from .splits import MAX_SPLITS, MAX_WAVES, choose_splits
 
 # Of what tables, kernels and this runtime say to one another: the names in the tables, the arguments of `run` and
 # `scratch`, what kernels import from here. It rises with every change after which older tables or kernels would fail.
-VERSION = 2
+VERSION = 4
 
 # Query rows that make a large grid of any merge: of heads in one block, and of more.
 MANY = (1024, 256)
@@ -142,5 +142,5 @@ def rule_of(tables: ModuleType, kv: str) -> Shaped | OneKernel:
     if tables.BATCH_INVARIANT:
         return OneKernel(tables.INVARIANT[kv])
     blocks = {q_len: General(**record) for q_len, record in tables.BLOCKS[kv].items()}
-    paged = tables.PAGE_SIZE is not None
+    paged = tables.PAGE_SIZE is not None and tables.TOPK is None
     return Shaped(tables.SHAPES[kv], General(**tables.GENERAL[kv]), paged, tables.TOKEN_SHAPES[kv], blocks)

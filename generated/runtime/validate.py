@@ -49,7 +49,8 @@ def arguments(
     **others: object,
 ) -> None:
     """TypeError for the first argument of a call that has a wrong type. `others` are tensors or None."""
-    tensors(q=q, kv=kv, qo_indptr=qo_indptr, **{f"{name}_": value for name, value in others.items()})
+    ranges = {"qo_indptr" if others.get("indices") is None else "qo_indptr_": qo_indptr}
+    tensors(q=q, kv=kv, **ranges, **{f"{name}_": value for name, value in others.items()})
     number("sm_scale", sm_scale)
     length(max_kv_len)
     query_length(max_q_len)
@@ -131,18 +132,23 @@ def query_length(value: object) -> int | None:
     return length(value, "max_q_len (q_seq_len)")
 
 
-def inputs(
-    build: Build, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
-) -> NoReturn:
-    """Raise what is wrong with the inputs of a call that failed the quick check."""
-    tensors(q=q, kv=kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
+def query(build: Build, q: torch.Tensor) -> None:
+    """Raise what is wrong with q."""
     if q.dtype is not build.q:
         raise TypeError(f"q is {q.dtype}; {build.spec} was built for {build.q}")
     if q.stride(2) != 1:
         raise ValueError(f"q has strides {q.stride()}; the last must be 1: call .contiguous() on it")
-    if kv.shape[-1] != q.shape[2]:
+
+
+def inputs(
+    build: Build, name: str, q: torch.Tensor, kv: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
+) -> NoReturn:
+    """Raise what is wrong with the inputs of a call that failed the quick check. `name`: of the KV's type."""
+    tensors(q=q, kv=kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr)
+    query(build, q)
+    if kv.shape[-1] != build.widths[name]:
         raise ValueError(f"kv has rows of {kv.shape[-1]} columns, q of {q.shape[2]}")
-    if not kv.is_contiguous():
+    if not kv.is_contiguous() and build.page_size is None:
         raise ValueError(f"kv has shape {tuple(kv.shape)} and strides {kv.stride()}; its rows must be contiguous")
     if kv.dim() != 2 and build.page_size is None and (kv.dim() != 3 or kv.shape[1] != 1):
         raise ValueError(
@@ -169,7 +175,26 @@ def fits(
     if given.dtype is not dtype or given.shape != shape or not given.is_contiguous() or given.device != device:
         words = str(dtype).removeprefix("torch.")
         raise ValueError(f"{name} is {describe(given)}; it must be contiguous {words} {list(shape)} on {device}")
-    if to_write and given.requires_grad and torch.is_grad_enabled():
+    if to_write:
+        writable(name, given)
+
+
+def strided(
+    name: str, given: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], device: torch.device
+) -> None:
+    """Raise what is wrong with a tensor to write into that may have any strides; of three dimensions the last is 1."""
+    tensor(name, given)
+    apart = given.dim() != 3 or given.stride(2) == 1
+    if given.dtype not in dtypes or given.shape != shape or given.device != device or not apart:
+        words = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+        last = ", the last stride 1" if len(shape) == 3 else ""
+        raise ValueError(f"{name} is {describe(given)}; it must be {words} {list(shape)} on {device}{last}")
+    writable(name, given)
+
+
+def writable(name: str, given: torch.Tensor) -> None:
+    """Raise what is wrong with a tensor to write into that has the right form."""
+    if given.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name} requires grad, and what a kernel writes has none (decode only): give a tensor that does not, or "
             "call under torch.no_grad()"

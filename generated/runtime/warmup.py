@@ -50,20 +50,22 @@ class Call:
     large: bool  # a KV pool that AMD's 32-bit offsets do not reach over
     pages: str = ""  # how paged KV is given, see `PAGES`
     number: torch.dtype = torch.int32  # of page numbers and lengths
+    sink: bool = False  # an attention sink, of sparse KV
 
     def run(self, device: torch.device, pool: torch.Tensor | None) -> None:
         """Query rows over one KV row, which for a large call lies in `pool`; paged KV is one page."""
         build, row = self.build, self.build.latent + self.build.rope
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            dtype = KV_FORMATS[self.kv].element.dtype
-            size = row * dtype.itemsize * (build.page_size or 1)
+            dtype, width = KV_FORMATS[self.kv].element.dtype, build.widths[self.kv]
+            size = width * dtype.itemsize * (build.page_size or 1)
             memory = pool if pool is not None and self.large else torch.empty(size, dtype=torch.uint8, device=device)
-            kv = memory[:size].zero_().view(dtype).view(-1, row)
+            kv = memory[:size].zero_().view(dtype).view(-1, width)
             rows = self.rows
             q = torch.zeros((rows, build.heads, row), dtype=build.q, device=device)
             indices = lens = None
             if build.page_size is not None:
-                kv = kv.view(-1, build.page_size, row)
+                kv = kv.view(-1, build.page_size, width)
+            if build.page_size is not None and build.topk is None:
                 indices = torch.zeros((1, 1), dtype=self.number, device=device)
                 lens = None if self.pages == "rows" else torch.ones(1, dtype=self.number, device=device)
                 if self.pages != "table":
@@ -76,6 +78,9 @@ class Call:
                 "kv_indices": indices,
                 "kv_lens": lens,
                 "kv_visible": torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None,
+                "indices": torch.zeros((rows, build.topk or 0), dtype=torch.int32, device=device),
+                "topk_lens": torch.ones(rows, dtype=torch.int32, device=device) if self.visible else None,
+                "attn_sink": torch.ones(build.heads, dtype=torch.float32, device=device) if self.sink else None,
                 "kv_scale": torch.ones(1, dtype=torch.float32, device=device) if self.scaled else None,
                 "sm_scale": 1.0,
                 "out": torch.empty((rows, build.heads, build.latent), dtype=build.out, device=device),
@@ -83,7 +88,8 @@ class Call:
                 "splits": self.splits,
                 "workspace": None,
             }
-            features = ["ragged" if build.page_size is None else "paged"] + ["any_splits"] * (self.splits is not None)
+            layout = "sparse" if build.topk else "ragged" if build.page_size is None else "paged"
+            features = [layout] + ["requests"] * (build.topk is None) + ["any_splits"] * (self.splits is not None)
             build.kernel(self.kernel).run(*[given[one.name] for one in arguments(RUN, features)])
 
 
@@ -94,6 +100,7 @@ def calls(
     visible: Sequence[bool],
     pages: Sequence[str] = PAGES,
     numbers: Sequence[torch.dtype] = (torch.int32,),
+    sinks: Sequence[bool] = (False,),
 ) -> list[Call]:
     """One call for each kernel of `builds` and each kind of arguments."""
     found = []
@@ -101,12 +108,14 @@ def calls(
         for kv, choice in build.choices.items():
             scales = (KV_FORMATS[kv].scaled,) if scaled is None else scaled
             pools = (False, True) if ON_AMD else (False,)
-            ways = [way for way in pages if way != "rows" or build.page_size == 1] if build.page_size else [""]
-            kinds = numbers if build.page_size else (torch.int32,)
-            for (kernel, splits, rows), index, scale, seen, large, way, number in itertools.product(
-                choice.kernels(), indices, scales, visible, pools, ways, kinds
+            paged = build.page_size is not None and build.topk is None
+            ways = [way for way in pages if way != "rows" or build.page_size == 1] if paged else [""]
+            kinds = numbers if paged else (torch.int32,)
+            ranges, sunk = (indices, (False,)) if build.topk is None else ((torch.int32,), sinks)
+            for (kernel, splits, rows), index, scale, seen, large, way, number, sink in itertools.product(
+                choice.kernels(), ranges, scales, visible, pools, ways, kinds, sunk
             ):
-                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large, way, number))
+                found.append(Call(build, kernel, splits, kv, index, scale, seen, rows, large, way, number, sink))
     return found
 
 
@@ -119,6 +128,7 @@ def warmup(
     visible: Sequence[bool] = (False,),
     pages: Sequence[str] = PAGES,
     numbers: Sequence[torch.dtype] = (torch.int32,),
+    sinks: Sequence[bool] = (False,),
     threads: int | None = None,
     progress: Progress | None = show,
 ) -> int:
@@ -127,10 +137,11 @@ def warmup(
     device     where calls will run; None is the current GPU
     indices    dtypes of qo_indptr and kv_indptr that calls will use, both alike
     scaled     whether calls give kv_scale: (True,), (False,) or both; None is with fp8 KV and not with other
-    visible    whether calls give kv_visible, likewise
+    visible    whether calls give kv_visible, or of sparse KV topk_lens, likewise
     pages      how calls give the pages of paged KV: `table` (block_table), `list` (kv_indices with kv_lens), `rows`
                (kv_indices alone, pages of one row)
     numbers    dtypes of block_table, kv_indices and kv_lens that calls will use, all alike
+    sinks      whether calls of sparse KV give attn_sink, likewise
     threads    compilations at a time; None is one for each CPU core
     progress   called with (done, of all, kernel) after each; None is silence
 
@@ -140,6 +151,7 @@ def warmup(
     _validate("indices", indices, INDEX)
     _validate("scaled", (False,) if scaled is None else scaled, (True, False))
     _validate("visible", visible, (True, False))
+    _validate("sinks", sinks, (True, False))
     _validate("pages", pages, PAGES)
     _validate("numbers", numbers, INDEX)
     if threads is not None and validate.host_int("threads", threads) < 1:
@@ -147,7 +159,7 @@ def warmup(
     if progress is not None and not callable(progress):
         raise TypeError(f"progress is {validate.what(progress)}; it must be a function (done, of all, kernel), or None")
     device = full_device(device)
-    todo = calls(dispatcher.serving(device), indices, scaled, visible, pages, numbers)
+    todo = calls(dispatcher.serving(device), indices, scaled, visible, pages, numbers, sinks)
     if triton.knobs.runtime.interpret:
         threads = 1  # nothing is compiled, and the interpreter runs one kernel at a time
     for call in todo:  # imports take Python's lock: before the threads

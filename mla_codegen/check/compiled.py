@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mla_codegen.catalog.host import cores
 from mla_codegen.catalog.releases import installed_triton, release_of
@@ -100,11 +101,11 @@ def verify_kernel(job: CompiledJob) -> Result:
         for number, (what, case, splits, ways) in enumerate(by_layout(kernel, cases, "cpu", job.seed)):
             with sessions[0].of(module):
                 tally.run(module, kernel, what, case, ways, splits, "cpu")
-            if number == 0 and not job.quick and kernel.page_size is None and not kernel.sparse:
-                row_bytes = kernel.format.row_bytes(kernel.latent, kernel.rope)
-                rows = FAR // row_bytes
-                sessions.append(Session(job.arch, before={"kv": rows * row_bytes}))
-                far = [(kv, qo_indptr, kv_indptr + rows, visible) for kv, qo_indptr, kv_indptr, visible in ways]
+            if number == 0 and not job.quick and not kernel.sparse:
+                step = kernel.format.row_bytes(kernel.latent, kernel.rope) * (kernel.page_size or 1)
+                away = FAR // step  # rows, or pages
+                sessions.append(Session(job.arch, before={"kv": away * step}))
+                far = [_further(way, away) for way in ways]
                 with sessions[1].of(module):
                     tally.run(module, kernel, f"{what}, KV of many GiB", case, far, splits, "cpu")
     except Exception as reason:  # a kernel that cannot run is a failed row, not the end of the table
@@ -113,3 +114,12 @@ def verify_kernel(job: CompiledJob) -> Result:
     if faults:
         tally.failures.append(f"{faults[0]}" + (f", and {len(faults) - 1} more faults" if faults[1:] else ""))
     return tally.result(job, time.perf_counter() - start)
+
+
+def _further(way: tuple[Any, ...], away: int) -> tuple[Any, ...]:
+    """The same call where its KV lies `away` rows, or pages, behind the pointer: ranges or page numbers say so."""
+    if len(way) == 4:
+        kv, qo_indptr, kv_indptr, visible = way
+        return kv, qo_indptr, kv_indptr + away, visible
+    kv, qo_indptr, kv_indptr, kv_indices, kv_lens, visible = way
+    return kv, qo_indptr, kv_indptr, kv_indices + away, kv_lens, visible

@@ -65,7 +65,7 @@ def inspect(
 
     shapes = parse_shapes(shape or ())
     plans = load_plans(specs, Path("generated"), triton)
-    version = _version(plans, triton)
+    version = version_of(plans, triton)
     if against and not shapes:
         shapes = [max((s.call for plan in plans for s in plan.spec.shapes), key=lambda s: s[0] * s[1])]
     try:
@@ -112,7 +112,7 @@ def _count(subjects: list[Subject], version: str | None, jobs: int | None) -> di
     return {subject.case.label: outcome for subject, outcome in zip(chosen, outcomes, strict=True)}
 
 
-def _version(plans: list[Plan], triton: str | None) -> str | None:
+def version_of(plans: list[Plan], triton: str | None) -> str | None:
     """The version to compile with: as asked for, or else of the specs' release; None: the installed one."""
     if triton is not None:
         release = release_named(triton)

@@ -30,8 +30,10 @@ from mla_codegen.cli.common import (
     some,
     target_names,
 )
+from mla_codegen.cli.device_report import device_report
 from mla_codegen.cli.entry import Commands, run
 from mla_codegen.cli.inspect import inspect
+from mla_codegen.cli.report_page import report_page
 from mla_codegen.cli.tune import tune
 from mla_codegen.plan.resolve import KernelPlan, Plan
 from mla_codegen.publish import write
@@ -371,7 +373,9 @@ def _targets_of(submissions: list[Path]) -> list[tuple[str, Target]]:
 app.command()(inspect)
 app.command()(bench)
 app.command()(tune)
+app.command()(device_report)
 app.command()(bundle)
+app.command(name="report")(report_page)
 
 
 @app.callback(invoke_without_command=True)

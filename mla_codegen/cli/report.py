@@ -114,19 +114,8 @@ def explanation(plan: Plan, kernel: KernelPlan, rule: str, splits: int) -> None:
     out.print(f"[bold]{plan.name}/{kernel.name}.py[/bold]  {title}", soft_wrap=True)
     out.print(f"chosen because {escape(rule)}", soft_wrap=True)
     table = _table("setting", ">value", "from")
-    for name, resolved in kernel.resolved.items():
-        if resolved.value is None:
-            continue
-        value = f"{splits}" if name == "splits" and kernel.splits is None else str(resolved.value)
-        table.add_row(name, value, resolved.source)
-    table.add_row("shared memory", f"{kernel.shared_bytes:,}", f"limit {plan.target.shared_bytes:,} bytes")
-    if kernel.packed:
-        table.add_row("query blocks", f"{kernel.head_blocks}", kernel.query_blocks)
-    table.add_row("products in", kernel.compute, f"KV {kernel.kv}")
-    if kernel.topk is not None:
-        table.add_row("topk", str(kernel.topk), "kv")
-    if kernel.page_size is not None:
-        table.add_row("page size", str(kernel.page_size), "kv")
+    for row in kernel.explained(splits):
+        table.add_row(*row)
     out.print(table)
     out.print("optimizations: " + (" ".join(kernel.optimizations) or "none"))
     for line in kernel.not_taken:

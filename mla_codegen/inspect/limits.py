@@ -50,26 +50,31 @@ def validate(limits: Mapping[str, Any]) -> None:
 
 def check(report: Report, limits: Mapping[str, Any], *, row: str | None = None) -> list[Broken]:
     """The limits that this kernel breaks, in the order given; `row` names it in messages (default: the kernel)."""
-    validate(limits)
     row = row or report.kernel
-    broken = []
+    return [Broken(row, name, value, allowed) for name, value, allowed, kept in judge(report, limits) if not kept]
+
+
+def judge(report: Report, limits: Mapping[str, Any]) -> list[tuple[str, float | None, float, bool]]:
+    """Each limit in the order given: its name, the kernel's value (None: nothing to measure), what is allowed, whether
+    the kernel keeps it."""
+    validate(limits)
+    found: list[tuple[str, float | None, float, bool]] = []
     for name, allowed in limits.items():
         if name in TABLES:
-            broken += _check_loop(report, row, name, allowed)
+            counts = _loop_counts(report, name)
+            for inner, bound in allowed.items():
+                count = None if counts is None else counts[inner]
+                found.append((f"{name}.{inner}", count, bound, count is not None and count <= bound))
             continue
         value = _value(report, name)
-        if (value < allowed) if name in AT_LEAST else (value > allowed):
-            broken.append(Broken(row, name, value, allowed))
-    return broken
+        found.append((name, value, allowed, value >= allowed if name in AT_LEAST else value <= allowed))
+    return found
 
 
-def _check_loop(report: Report, row: str, table: str, allowed: Mapping[str, float]) -> list[Broken]:
+def _loop_counts(report: Report, table: str) -> dict[str, float] | None:
     if report.hot is None:
-        return [Broken(row, f"{table}.{name}", None, bound) for name, bound in allowed.items()]
-    counts = report.hot.per_rows(64) if table == "hot_loop_per_64_rows" else report.hot.per_tile()
-    return [
-        Broken(row, f"{table}.{name}", counts[name], bound) for name, bound in allowed.items() if counts[name] > bound
-    ]
+        return None
+    return report.hot.per_rows(64) if table == "hot_loop_per_64_rows" else report.hot.per_tile()
 
 
 def _value(report: Report, name: str) -> float:

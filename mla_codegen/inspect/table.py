@@ -13,7 +13,7 @@ from mla_codegen.inspect.model import Prediction
 from mla_codegen.inspect.report import Report
 from mla_codegen.inspect.run import Row
 
-_HEADS = {
+HOT_LOOP = {
     "matrix": "matrix",
     "transcendental": "trans",
     "valu": "valu",
@@ -26,7 +26,7 @@ _HEADS = {
     "scratch": "scratch",
     "wait": "wait",
 }
-_UNITS = {
+UNITS = {
     "matrix": "matrix",
     "vector": "vector",
     "transcendental": "trans",
@@ -111,7 +111,7 @@ def hot_loop_table(rows: Sequence[Row], *, rows_of: int = 64) -> Table:
     table.add_column("kernel", overflow="fold")
     table.add_column("loop, lines", overflow="fold")
     table.add_column("rows", justify="right")
-    for head in _HEADS.values():
+    for head in HOT_LOOP.values():
         table.add_column(head, justify="right")
     for row in rows:
         if row.report is None or row.report.hot is None:
@@ -119,7 +119,7 @@ def hot_loop_table(rows: Sequence[Row], *, rows_of: int = 64) -> Table:
         hot = row.report.hot
         counts = hot.per_rows(rows_of) if hot.rows else hot.per_tile()
         where = f"{hot.label} {hot.lines[0]}-{hot.lines[1]}"
-        table.add_row(row.case.label, where, str(hot.rows or "a turn"), *(_number(counts[name]) for name in _HEADS))
+        table.add_row(row.case.label, where, str(hot.rows or "a turn"), *(_number(counts[name]) for name in HOT_LOOP))
     return table
 
 
@@ -127,7 +127,7 @@ def model_table(rows: Sequence[Row]) -> Table:
     """One line a predicted call: cycles of each unit a tile, which binds, time and percent of the roofline."""
     table = Table(title="Model (published rates, not a measurement)", title_justify="left")
     table.add_column("kernel", overflow="fold")
-    for head in (*_UNITS.values(), "compute us", "HBM us", "predicted us", "% roofline"):
+    for head in (*UNITS.values(), "compute us", "HBM us", "predicted us", "% roofline"):
         table.add_column(head, justify="right")
     table.add_column("binds")
     for row in rows:
@@ -135,7 +135,7 @@ def model_table(rows: Sequence[Row]) -> Table:
         if guess is None:
             continue
         times = (f"{1e6 * value:.1f}" for value in (guess.compute_s, guess.hbm_s, guess.seconds))
-        cycles = (f"{guess.cycles[name]:.0f}" for name in _UNITS)
+        cycles = (f"{guess.cycles[name]:.0f}" for name in UNITS)
         table.add_row(row.case.label, *cycles, *times, f"{guess.percent_of_roofline:.0f}", guess.binds)
     return table
 

@@ -1,9 +1,10 @@
 """Kernels against the clock: ours and others interleaved, on the same inputs, the error of each beside its time."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,31 @@ class Report:
             for name in self.names[1:]
         }
         return {**asdict(self), "rows": rows, "base": base, "geometric_mean_ratios": means}
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """What `json` gave, a missing number NaN. ValueError for anything else."""
+        try:
+            data = json.loads(text)
+            rows = tuple(
+                Row(_made(Workload, row), tuple(_timing_of(timing) for timing in row["timings"]))
+                for row in data["rows"]
+            )
+            return _made(cls, {**data, "rows": rows})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not what `bench --json` prints: {type(error).__name__}: {error}") from error
+
+
+def _made(kind: Any, data: dict[str, Any]) -> Any:
+    """A record of `kind` from its fields among `data`."""
+    return kind(**{field.name: data[field.name] for field in fields(kind) if field.name in data})
+
+
+def _timing_of(data: dict[str, Any]) -> Timing:
+    samples = {kind: data[kind] and _made(Sample, data[kind]) for kind in ("graph", "eager", "host")}
+    errors = {name: float("nan") if data[name] is None else data[name] for name in ("graph_error", "eager_error")}
+    made: Timing = _made(Timing, {**data, **samples, **errors})
+    return made
 
 
 def bench(

@@ -9,6 +9,17 @@ SUFFIXES = (".png", ".svg")
 COLORS = ("#1f5fa8", "#e07b39", "#3b9a6d", "#a23b72", "#8a8a8a", "#c9a227", "#5b4b9a", "#4fb3bf")
 MARKERS = ("o", "s", "^", "D")
 INK = "#333333"
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.titlesize": 10,
+    "figure.titlesize": 12,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
 
 
 def draw(report: Report, path: Path) -> None:
@@ -16,30 +27,23 @@ def draw(report: Report, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: Any = {
-        "svg.hashsalt": "mla-codegen",  # the same bytes for the same report
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "text.color": INK,
-        "axes.edgecolor": INK,
-        "axes.titlesize": 10,
-        "figure.titlesize": 12,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
     kinds = list(dict.fromkeys(row.workload.kv for row in report.rows))
-    colors = {name: COLORS[index % len(COLORS)] for index, name in enumerate(report.names)}
+    colors = colors_of(report)
     most = max((sum(row.workload.kv == kind for row in report.rows) for kind in kinds), default=1)
     width = max(7.0, 2.0 + 0.32 * most * max(1, len(report.names)))
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "mla-codegen"}):  # the same bytes for the same report
         figure = Figure(figsize=(width, 3.1 * len(kinds) + 4.2), layout="constrained")
         panels = figure.subplots(len(kinds) + 1, 1, squeeze=False, height_ratios=[*[1.0] * len(kinds), 1.35])[:, 0]
         for panel, kind in zip(panels, kinds, strict=False):
             _bars(panel, [row for row in report.rows if row.workload.kv == kind], colors, kind)
-        _roofline(panels[-1], report, colors, kinds)
+        roofline(panels[-1], report, colors, kinds)
         figure.suptitle(f"MLA decode on {report.device} (triton {report.triton})", x=0.01, ha="left", weight="bold")
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def colors_of(report: Report) -> dict[str, str]:
+    """Each implementation's colour, in the order of the bench."""
+    return {name: COLORS[index % len(COLORS)] for index, name in enumerate(report.names)}
 
 
 def _bars(panel: Any, rows: list[Row], colors: dict[str, str], kind: str) -> None:
@@ -70,7 +74,8 @@ def _bars(panel: Any, rows: list[Row], colors: dict[str, str], kind: str) -> Non
         panel.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def _roofline(panel: Any, report: Report, colors: dict[str, str], kinds: list[str]) -> None:
+def roofline(panel: Any, report: Report, colors: dict[str, str], kinds: list[str]) -> None:
+    """A point a shape, KV type and implementation, under the roof that was measured in the same run."""
     corner = report.product_tflop_s / report.read_tb_s
     found = [row.workload.flops / row.workload.kv_bytes for row in report.rows]
     low, high = min([*found, corner]) / 3, max([*found, corner]) * 3

@@ -235,6 +235,26 @@ class KernelPlan(Words, Dimensions, Work, Resources):
         """Programs that the device runs at once."""
         return self.gpu.compute_units * self.resident
 
+    def explained(self, splits: int | None = None) -> list[tuple[str, str, str]]:
+        """Every number of the kernel as (name, value, where it came from), for people.
+
+        splits   those of a call, where the kernel takes any number
+        """
+        found = []
+        for name, resolved in self.resolved.items():
+            if resolved.value is not None:
+                value = splits if name == "splits" and self.splits is None and splits else resolved.value
+                found.append((name, str(value), resolved.source))
+        found.append(("shared memory", f"{self.shared_bytes:,}", f"limit {self.gpu.shared_bytes:,} bytes"))
+        if self.packed:
+            found.append(("query blocks", str(self.head_blocks), self.query_blocks))
+        found.append(("products in", self.compute, f"KV {self.kv}"))
+        if self.topk is not None:
+            found.append(("topk", str(self.topk), "kv"))
+        if self.page_size is not None:
+            found.append(("page size", str(self.page_size), "kv"))
+        return found
+
     def signature(self, where: str) -> str:
         """The arguments of `stage1`, `stage2` or `run`, as a `def` lists them."""
         return arguments.signature(where, self.features)

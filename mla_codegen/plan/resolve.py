@@ -424,10 +424,15 @@ def _family(request: Request, problems: list[Problem], options_loc: Loc) -> tupl
             request.knobs.take("family", name)
             return FAMILIES[name], refusals
         refusals.append(f"family {name}: {reason}")
-    loc = options_loc if asked is None else request.knobs.loc("family")
+    loc = request.knobs.loc("family") if asked else options_loc if _names_one(reason) else ("dtypes", "kv")
     fix = "add packed_fp8 to the optimizations" if "packed_fp8" in (reason or "") else ""
     problems.append(Problem(loc, reason or "", fix=fix))
     return None, []
+
+
+def _names_one(reason: str | None) -> bool:
+    """It speaks of an optimisation."""
+    return any(name in (reason or "") for name in OPTIMIZATIONS)
 
 
 def _unknown_release() -> Problem:

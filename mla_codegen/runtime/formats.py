@@ -84,7 +84,8 @@ class KVFormat:
     form      the key under which `kv_data` of `custom_kernel` offers it
     element   type of the row's numbers
     scaled    it comes with a scale: what 1.0 of its numbers stands for
-    group     of a record, which is bytes of several types: fp8 columns that share a scale; 0: the row is no record
+    group     of a record, which is bytes of several types: latent columns that share a scale; 0: the row is no record
+    bits      of such a column: 8 are fp8, 4 are fp4 (e2m1), two columns a byte
     scale     bytes of such a scale
     tail      last latent columns of a record that are bf16 instead of fp8: rope columns that are value too
     spare     bytes behind a record's scales
@@ -96,6 +97,7 @@ class KVFormat:
     element: Element
     scaled: bool = False
     group: int = 0
+    bits: int = 8
     scale: int = 0
     tail: int = 0
     spare: int = 0
@@ -115,6 +117,10 @@ class KVFormat:
     def record(self) -> bool:
         return self.group > 0
 
+    def code_bytes(self, latent: int) -> int:
+        """Bytes of a record's columns that scales are for."""
+        return (latent - self.tail) * self.bits // 8
+
     def groups(self, latent: int) -> int:
         """Scales of a record."""
         return (latent - self.tail) // self.group
@@ -126,7 +132,8 @@ class KVFormat:
     def row_bytes(self, latent: int, rope: int) -> int:
         """Bytes of a row of so many latent and rope columns."""
         if self.record:
-            return latent - self.tail + self.scale_bytes(latent) + (self.tail + rope) * ELEMENTS["bf16"].bytes
+            others = (self.tail + rope) * ELEMENTS["bf16"].bytes
+            return self.code_bytes(latent) + self.scale_bytes(latent) + others
         return (latent + rope) * self.element.bytes
 
     def width(self, latent: int, rope: int) -> int:
@@ -142,7 +149,7 @@ class KVFormat:
         if not self.tail and not rope:
             return "it has rope columns behind the latent"
         if latent <= self.tail or (latent - self.tail) % self.group:
-            return f"its fp8 columns come in groups of {self.group}"
+            return f"its columns of {self.bits} bits come in groups of {self.group}"
         return ""
 
 
@@ -152,6 +159,7 @@ _FORMATS = (
     KVFormat("fp8_e4m3fn", "fp8", ELEMENTS["fp8_e4m3fn"], scaled=True),
     KVFormat("fp8_e4m3fnuz", "fp8", ELEMENTS["fp8_e4m3fnuz"], scaled=True),
     KVFormat("fp8_ds_mla", "fp8_ds_mla", ELEMENTS["uint8"], group=128, scale=4),
+    KVFormat("mxfp4_ds_mla", "mxfp4_ds_mla", ELEMENTS["uint8"], group=32, bits=4, scale=1),
     KVFormat("fp8_ds_v4", "fp8_ds_v4", ELEMENTS["uint8"], group=64, scale=1, tail=64, spare=1, blocks=True),
 )
 KV_FORMATS: dict[str, KVFormat] = {form.name: form for form in _FORMATS}

@@ -1,28 +1,34 @@
 """KV records, rows of bytes of several types: made of numbers, and numbers of them.
 
-They are what engines keep in their caches, and what kernels of the KV types `fp8_ds_mla` and `fp8_ds_v4` read:
+They are what engines keep in their caches, and what kernels of these KV types read:
 
 fp8_ds_mla   a row: latent columns in e4m3fn, an fp32 scale for each 128 of them, rope columns in bf16 (512 + 64 columns
              are 656 bytes)
+mxfp4_ds_mla a row: latent columns in fp4 (e2m1, column 2i in the low half of a byte), a scale for each 32 of them, a
+             power of two whose byte is its exponent plus 127 (e8m0: 255 is NaN), rope columns in bf16 (512 + 64
+             columns are 400 bytes)
 fp8_ds_v4    a row: all but the last 64 latent columns in e4m3fn, the last 64, which are the rope, in bf16; a page has
              these of all its rows first, and then for each row a scale for each 64 fp8 columns, a power of two whose
              byte is its exponent plus 127, and a byte that nobody reads (512 columns are 576 + 8 bytes)
 """
+
+from itertools import pairwise
 
 import torch
 
 from .formats import KV_FORMATS, KVFormat
 
 FP8, FP8_MAX = torch.float8_e4m3fn, 448.0
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes 0 to 7; 8 to 15 are these with a minus
 EXPONENT_BIAS = 127
 
 
 def pack(kv: str, rows: torch.Tensor, rope: int = 64, page_size: int = 1) -> torch.Tensor:
     """Rows of numbers as records, each group under the least scale that holds it.
 
-    kv          fp8_ds_mla or fp8_ds_v4
+    kv          fp8_ds_mla, mxfp4_ds_mla or fp8_ds_v4
     rows        [rows, latent + rope] of a floating-point type; of fp8_ds_v4 [rows, latent], the last 64 the rope
-    rope        columns behind the latent (fp8_ds_mla)
+    rope        columns behind the latent (fp8_ds_mla, mxfp4_ds_mla)
     page_size   rows of a page, of which `rows` has whole ones (fp8_ds_v4)
 
     Returns uint8 [rows, bytes], of fp8_ds_v4 [rows / page_size, page_size, bytes]. Raises ValueError for other shapes.
@@ -30,18 +36,21 @@ def pack(kv: str, rows: torch.Tensor, rope: int = 64, page_size: int = 1) -> tor
     form, latent, rope = _form(kv, rows.shape[-1], rope)
     if rows.dim() != 2 or rows.shape[0] % page_size:
         raise ValueError(f"rows has shape {tuple(rows.shape)}; it must be [pages of {page_size} rows, columns]")
-    fp8 = latent - form.tail
-    numbers = rows[:, :fp8].float().unflatten(1, (-1, form.group))
-    scales = (numbers.abs().amax(-1) / FP8_MAX).clamp(min=2.0**-100)
+    scaled = latent - form.tail
+    numbers = rows[:, :scaled].float().unflatten(1, (-1, form.group))
+    largest = FP4[-1] if form.bits == 4 else FP8_MAX
+    scales = (numbers.abs().amax(-1) / largest).clamp(min=2.0**-100)
     if form.scale == 1:
         scales = torch.exp2(scales.log2().ceil())
-    values = (numbers / scales[..., None]).clamp(-FP8_MAX, FP8_MAX).to(FP8).flatten(1)
-    others = rows[:, fp8:].to(torch.bfloat16).contiguous()
-    if form.scale == 1:
-        units = (scales.log2() + EXPONENT_BIAS).to(torch.uint8)
-        units = torch.nn.functional.pad(units, (0, form.spare))
-        return _in_pages(torch.cat([_bytes(values), _bytes(others)], 1), units, page_size)
-    return torch.cat([_bytes(values), _bytes(scales.contiguous()), _bytes(others)], 1)
+        units = torch.nn.functional.pad((scales.log2() + EXPONENT_BIAS).to(torch.uint8), (0, form.spare))
+    else:
+        units = _bytes(scales.contiguous())
+    values = (numbers / scales[..., None]).clamp(-largest, largest).flatten(1)
+    codes = _fp4_codes(values) if form.bits == 4 else _bytes(values.to(FP8))
+    others = _bytes(rows[:, scaled:].to(torch.bfloat16).contiguous())
+    if form.blocks:
+        return _in_pages(torch.cat([codes, others], 1), units, page_size)
+    return torch.cat([codes, units, others], 1)
 
 
 def unpack(kv: str, records: torch.Tensor, rope: int = 64) -> torch.Tensor:
@@ -52,22 +61,51 @@ def unpack(kv: str, records: torch.Tensor, rope: int = 64) -> torch.Tensor:
     width = records.shape[-1]
     records = records.contiguous().view(torch.uint8)
     form, latent, rope = _form(kv, width, rope, packed=True)
-    fp8, count = latent - form.tail, form.groups(latent)
+    codes, count, behind = form.code_bytes(latent), form.groups(latent), form.scale_bytes(latent)
     if form.blocks:
         pages = records.reshape(records.shape[0], -1)
+        first = width - behind
         size = pages.shape[1] // width
-        first = width - form.scale_bytes(latent)
         parts = pages[:, : size * first].reshape(-1, first)
-        units = pages[:, size * first :].reshape(-1, form.scale_bytes(latent))[:, :count]
-        scales = (units.to(torch.int32) << 23).view(torch.float32)
-        others = parts[:, fp8:]
+        units = pages[:, size * first :].reshape(-1, behind)
+        others = parts[:, codes:]
     else:
         parts = records.reshape(-1, width)
-        scales = parts[:, latent : latent + 4 * count].contiguous().view(torch.float32)
-        others = parts[:, latent + 4 * count :]
-    numbers = parts[:, :fp8].contiguous().view(FP8).double().unflatten(1, (count, form.group))
+        units, others = parts[:, codes : codes + behind], parts[:, codes + behind :]
+    units = units[:, : count * form.scale].contiguous()
+    if form.bits == 4:
+        scales = _powers(units)
+    else:
+        scales = ((units.to(torch.int32) << 23) if form.scale == 1 else units).view(torch.float32).double()
+    numbers = _fp4(parts[:, :codes]) if form.bits == 4 else parts[:, :codes].contiguous().view(FP8).double()
+    numbers = numbers.unflatten(1, (count, form.group)) * scales[..., None]
     others = others.contiguous().view(torch.bfloat16).double()
-    return torch.cat([(numbers * scales.double()[..., None]).flatten(1), others], 1)
+    return torch.cat([numbers.flatten(1), others], 1)
+
+
+def _fp4_codes(numbers: torch.Tensor) -> torch.Tensor:
+    """[rows, columns] as bytes of two e2m1 codes: the nearest number, of two as near that of the even code."""
+    size = numbers.abs()
+    codes = torch.zeros_like(numbers, dtype=torch.uint8)
+    for code, (low, high) in enumerate(pairwise(FP4)):
+        middle = (low + high) / 2
+        codes += size >= middle if code % 2 else size > middle  # from the odd code on upwards: the tie goes up
+    codes |= torch.signbit(numbers).to(torch.uint8) << 3
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def _fp4(codes: torch.Tensor) -> torch.Tensor:
+    """The numbers of bytes of two e2m1 codes, exactly: fp64 [rows, twice the columns]."""
+    table = torch.tensor(
+        [sign * size for sign in (1.0, -1.0) for size in FP4], dtype=torch.float64, device=codes.device
+    )
+    return table[torch.stack([codes & 15, codes >> 4], -1).flatten(1).long()]
+
+
+def _powers(exponents: torch.Tensor) -> torch.Tensor:
+    """The scales of e8m0 bytes, exactly: fp64, NaN of 255."""
+    powers = torch.exp2(exponents.double() - EXPONENT_BIAS)
+    return powers.masked_fill(exponents == 255, float("nan"))
 
 
 def _form(kv: str, width: int, rope: int, packed: bool = False) -> tuple[KVFormat, int, int]:

@@ -59,3 +59,16 @@ def test_one_long_request_takes_the_whole_device(build: Builder) -> None:
     large = torch.zeros(1 << 30, device=kernels.device)
     ceiling = large.numel() * 4 / triton.testing.do_bench(large.sum)
     assert bytes_read / decode >= report["least_share"] * ceiling
+
+
+@pytest.mark.parametrize(("name", "heads"), [("h200_mtp", 16), ("h200_dp", 128)])
+@pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3fn"])
+def test_blocks_of_columns(build: Builder, name: str, heads: int, kv: str) -> None:
+    """What the emulator shows, on the hardware: the kernels of the shapes, and the general ones with splits and without."""
+    kernels = build(yaml.safe_load((Path(__file__).parents[2] / "specs" / f"{name}.yaml").read_text()))
+    case = make_case([300, 65, 0, 1000, 1], q_lens=[4, 2, 1, 5, 0], heads=heads, kv_dtype=kv)
+    lse_bound = 5e-3 if kv.startswith("fp8") else 1e-3
+    check(kernels.decode(case), case, lse_bound=lse_bound)
+    for kernel in kernels.plan.kernels:
+        if kernel.kv == kv:
+            check(kernels.run(kernel.name, case, 3 if kernel.any_splits else None), case, lse_bound=lse_bound)

@@ -88,8 +88,7 @@ def test_heads_far_apart(form: Form, build: Build) -> None:
         module.stage1[(1,)](*[given[name] for name in module.stage1.arg_names], num_warps=planned.num_warps)
 
 
-@pytest.mark.parametrize("kv", ["fp8_e4m3fn", "bf16"])
-@pytest.mark.parametrize("spec", ["mi300", "mi355x"])
+@pytest.mark.parametrize(("spec", "kv"), [("mi300", "fp8_e4m3fn"), ("mi355x", "bf16")])
 def test_compiled_kernels(spec: str, kv: str, tmp_path: Path) -> None:
     """The same of the machine code: conversions, maxima and MMAs as the instructions have them."""
     path = Path(__file__).parents[2] / "specs" / f"{spec}.yaml"

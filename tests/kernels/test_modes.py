@@ -8,6 +8,7 @@ from harness import ALIKE, DISTINCT, MODES, RAGGED, REPORTS, SHAPE, Builder, Mod
 
 from mla_codegen.check.reference import make_case
 from mla_codegen.render.templates import _kernel_text
+from mla_codegen.runtime.formats import ELEMENTS
 
 FP8_MODES = [mode for mode in MODES if mode.kv.startswith("fp8")]
 
@@ -66,7 +67,7 @@ def test_every_byte_counts_as_its_value(build: Builder, mode: Mode) -> None:
 
 
 def torch_dtype(mode: Mode) -> torch.dtype:
-    return {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}[mode.kv]
+    return ELEMENTS[mode.kv].dtype
 
 
 @each([mode for mode in FP8_MODES if mode.options == ("packed_fp8",) or mode.target == "gfx942"])

@@ -14,7 +14,7 @@ from mla_codegen.check.reference import Case, SparseCase, in_lists, make_case
 from mla_codegen.measure.workload import Truth, kv_arguments, make_inputs, workload_of
 
 TOPK, PAGE = 70, 16
-FORMS = {"bf16": 32, "fp8_e4m3fn": 32, "fp8_ds_mla": 32, "fp8_ds_v4": 0}  # and their rope columns
+FORMS = {"bf16": 32, "fp8_e4m3fn": 32, "fp8_ds_mla": 32, "mxfp4_ds_mla": 32, "fp8_ds_v4": 0}  # and their rope columns
 OPTIONS = ["exp2", "direct_out", "packed_fp8"]
 LENS = [0, 1, 33, 70, 32]
 
@@ -75,33 +75,35 @@ def test_tiles_without_a_row(build: Builder, kv: str) -> None:
         check((out.cpu(), lse.cpu()), case.ragged)
 
 
-@pytest.mark.parametrize("kv", ["bf16", "fp8_ds_mla", "fp8_ds_v4"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8_ds_mla", "mxfp4_ds_mla", "fp8_ds_v4"])
 def test_nan_reaches_those_that_name_it(build: Builder, kv: str) -> None:
     kernels = built(build, kv)
     case = in_lists(a_case(kv, [9, 40]).to(kernels.device), TOPK, PAGE)
     named = int(case.indices[1][case.indices[1] >= 0][3])
     first = case.kv[named // PAGE] if kv == "fp8_ds_v4" else case.kv.view(-1, case.kv.shape[-1])[named]
-    at = named % PAGE * 192 if kv == "fp8_ds_v4" else 0  # a page's rows come before its scales
-    first.view(torch.uint8).view(-1)[at : at + 2] = 0x7F if kv != "bf16" else 0xFF
+    # a page's rows come before its scales; fp4 has no NaN, but its scales have
+    at = named % PAGE * 192 if kv == "fp8_ds_v4" else 64 if kv == "mxfp4_ds_mla" else 0
+    first.view(torch.uint8).view(-1)[at : at + 2] = 0x7F if kv.startswith("fp8") else 0xFF
     out, lse = decode(kernels, case)
     assert torch.isnan(out[1]).all() and torch.isnan(lse[1]).all()
     assert torch.isfinite(out[0]).all() and torch.isfinite(lse[0]).all()
 
 
+@pytest.mark.parametrize("kv", ["fp8_ds_mla", "mxfp4_ds_mla"])
 @pytest.mark.parametrize("paged", [None, 16, 32])
-def test_records_of_requests(build: Builder, paged: int | None) -> None:
-    """One cache for sparse and dense calls: `fp8_ds_mla` ragged, and in pages smaller and larger than a tile."""
+def test_records_of_requests(build: Builder, paged: int | None, kv: str) -> None:
+    """One cache for sparse and dense calls: records ragged, and in pages smaller and larger than a tile."""
     from pages import run
 
     from mla_codegen.check.reference import in_pages
 
-    spec = make_spec(kv=["fp8_ds_mla"], optimizations=[*OPTIONS, "peeled_tail"], heads=20, latent=256, rope=32)
+    spec = make_spec(kv=[kv], optimizations=[*OPTIONS, "peeled_tail"], heads=20, latent=256, rope=32)
     kernels = build(spec | ({"kv": {"layout": "paged", "page_size": paged}} if paged else {}))
-    case = make_case([40, 0, 3], q_lens=[2, 1, 3], heads=20, latent=256, rope=32, kv_dtype="fp8_ds_mla")
+    case = make_case([40, 0, 3], q_lens=[2, 1, 3], heads=20, latent=256, rope=32, kv_dtype=kv)
     if paged is None:
         got = kernels.decode(case)
     else:
-        kernel = kernels.plan.general("fp8_ds_mla")[1]
+        kernel = kernels.plan.general(kv)[1]
         got = run(kernels.module(kernel.name), kernel, in_pages(case, paged).to(kernels.device), "list", 2)
     check(got, case, bound=EXACT, lse_bound=LSE_EXACT)
 

@@ -6,6 +6,7 @@ import pytest
 from builds import plan_of, spec_of
 
 from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.plan.families import triton
 from mla_codegen.plan.families.triton import Triton
 from mla_codegen.plan.resolve import KernelPlan, PlanError
 from mla_codegen.runtime.splits import choose_splits
@@ -130,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "products of e4m3fnuz where e4m3fn is multiplied": (
         {"target": "gfx950", **FP8_KV, "defaults": {"optimizations": ["fp8_mma", "packed_fp8"]}},
-        r"largest number of fp8_e4m3fnuz \(byte 0x7F\) is NaN",
+        "its matrix units take fp8_e4m3fn, in which bytes of fp8_e4m3fnuz are other numbers",
         "",
     ),
     "more heads than shared memory has room for": (
@@ -180,6 +181,27 @@ def test_what_a_family_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch)
         "the family triton has no fast_rcp": ("defaults", "optimizations"),
         "the family triton has no column_blocks": ("defaults", "column_blocks"),
     }
+
+
+@pytest.mark.parametrize(
+    ("known", "options", "what", "loc"),
+    [
+        ("AS_IT_IS", [], "it reads bf16 KV, not fp8_e4m3fnuz", ("dtypes", "kv")),
+        (
+            "IN_WORDS",
+            ["packed_fp8"],
+            "packed_fp8 splits words of bf16, not of fp8_e4m3fnuz",
+            ("defaults", "optimizations"),
+        ),
+    ],
+)
+def test_a_format_that_nobody_decodes(
+    monkeypatch: pytest.MonkeyPatch, known: str, options: list[str], what: str, loc: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(triton, known, ("bf16",))
+    with pytest.raises(PlanError) as error:
+        plan_of(spec_of(**FP8_KV, defaults={"optimizations": options}))
+    assert {(problem.what, problem.loc) for problem in error.value.problems} == {(what, loc)}
 
 
 def test_a_problem_of_a_shape_is_placed_there_and_said_once() -> None:

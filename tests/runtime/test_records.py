@@ -22,6 +22,35 @@ def test_fp8_ds_mla() -> None:
     assert torch.equal(unpack("fp8_ds_mla", pack("fp8_ds_mla", numbers)), numbers)
 
 
+def test_mxfp4_ds_mla() -> None:
+    """Every code under every scale, as OCP's tables and torch's e8m0 have them; packing rounds to the nearest."""
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
+    records = torch.zeros(256, 32 // 2 * 16 + 16 + 128, dtype=torch.uint8)
+    codes = torch.arange(16, dtype=torch.uint8)
+    records[:, :256] = (codes[::2] | codes[1::2] << 4).repeat(32)  # the codes in their order
+    records[:, 256:272] = torch.arange(256, dtype=torch.uint8)[:, None]
+    scales = torch.arange(256, dtype=torch.uint8).view(torch.float8_e8m0fnu).double()
+    want = scales[:, None] * torch.cat([sizes, -sizes]).repeat(32)
+    got = unpack("mxfp4_ds_mla", records)[:, :512]
+    assert torch.equal(got[:255], want[:255]) and torch.isnan(got[255]).all()
+    assert torch.equal(torch.signbit(got[:255]), torch.signbit(want[:255]))
+    again = pack("mxfp4_ds_mla", unpack("mxfp4_ds_mla", records[40:250]).float())
+    assert torch.equal(unpack("mxfp4_ds_mla", again)[:, :512], got[40:250])
+    rows = torch.randn(64, 576, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 64)[:, None]
+    groups = rows[:, :512].reshape(-1, 32).double()
+    packed = pack("mxfp4_ds_mla", rows)
+    numbers = unpack("mxfp4_ds_mla", packed)
+    scale = packed[:, 256:272].contiguous().view(torch.float8_e8m0fnu).double().view(-1, 1)
+    largest = groups.abs().amax(1, keepdim=True) / scale
+    assert (largest <= 6).all() and (largest > 3).all()
+    nearest = (groups[..., None].abs() / scale[..., None] - sizes).abs().amin(-1) * scale
+    assert torch.equal((numbers[:, :512].reshape(-1, 32) - groups).abs(), nearest)
+    assert torch.equal(numbers[:, 512:], rows[:, 512:].bfloat16().double())
+    ties = torch.zeros(1, 576)
+    ties[0, :8] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -6.0])  # to the even code
+    assert unpack("mxfp4_ds_mla", pack("mxfp4_ds_mla", ties))[0, :8].tolist() == [0, 1, 1, 2, 2, 4, 4, -6]
+
+
 def test_fp8_ds_v4() -> None:
     """A page has the rows first and then their scales, powers of two."""
     rows = torch.randn(32, 512, generator=torch.Generator().manual_seed(0))
@@ -40,7 +69,7 @@ def test_fp8_ds_v4() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv is 'bf16'; it must be fp8_ds_mla or fp8_ds_v4"):
+    with pytest.raises(ValueError, match="kv is 'bf16'; it must be fp8_ds_mla or mxfp4_ds_mla or fp8_ds_v4"):
         pack("bf16", torch.zeros(1, 576))
     with pytest.raises(ValueError, match="a row has 575 columns; fp8_ds_mla has no such row with 64 rope columns"):
         pack("fp8_ds_mla", torch.zeros(1, 575))

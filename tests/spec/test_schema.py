@@ -9,6 +9,7 @@ import pytest
 
 from mla_codegen.catalog.optimizations import OPTIMIZATIONS
 from mla_codegen.catalog.targets import TARGETS
+from mla_codegen.runtime.formats import KV_FORMATS
 from mla_codegen.spec.schema import alternatives, homes, json_schema, keys_at
 from mla_codegen.spec.source import read_source
 
@@ -86,7 +87,7 @@ def test_each_call_gives_a_copy() -> None:
 
 def test_looking_up_a_place() -> None:
     assert keys_at(("model",)) == ["num_heads", "kv_lora_rank", "qk_rope_head_dim"]
-    assert keys_at(("shapes", 3, "per_kv")) == ["bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "fp8_ds_v4"]
+    assert keys_at(("shapes", 3, "per_kv")) == list(KV_FORMATS)
     assert "block_n" in keys_at(("shapes", 3, "per_kv", "bf16"))
     assert keys_at(("shapes", 3, "per_kv", "fp8")) == []
     assert alternatives(("nowhere",)) == []

@@ -27,6 +27,18 @@ def _fp8_table(bias: int, fnuz: bool) -> Array:
     return value.astype(F32)
 
 
+def is_of_class(x: Array, classes: Array) -> Array:
+    """Whether fp32 numbers are of one of the classes whose bits are set: signalling NaN, quiet NaN, -infinity, then
+    negative normal, denormal and zero, and positive zero, denormal, normal and infinity."""
+    bits = x.view(U32)
+    magnitude, negative = bits & _MAGNITUDE, bits > _MAGNITUDE
+    size = np.select([magnitude == 0, magnitude < 0x800000, magnitude < 0x7F800000], [0, 1, 2], 3)
+    number = np.where(negative, 5 - size, 6 + size)
+    nan = np.where(bits >> U32(22) & U32(1), 1, 0)
+    number = np.where(magnitude > 0x7F800000, nan, number)
+    return (classes >> number.astype(U32) & U32(1)) != 0
+
+
 FP8 = {"gfx942": _fp8_table(8, True), "gfx950": _fp8_table(7, False)}
 _LARGEST = {"gfx942": 0x7F, "gfx950": 0x7E}  # bytes of the largest numbers, 240 and 448
 

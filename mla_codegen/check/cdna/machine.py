@@ -64,6 +64,10 @@ class Counts:
     traffic: Traffic | None = None
 
 
+# Loads of vector memory end in the order in which they began: the later of two to one register is the one that stays.
+IN_ORDER = ("global_load", "buffer_load")
+
+
 class Kernel:
     """A compiled kernel that can be launched: `asm` and `binary` as the compiler gave them."""
 
@@ -219,7 +223,12 @@ class Kernel:
         return self.program.instructions[end - 1]
 
     def _too_early(self, step: Step, waves: Waves) -> None:
-        number = min(waves.pending.keys() & step.touches)
+        early = waves.pending.keys() & step.touches
+        if step.instruction.opcode.startswith(IN_ORDER):
+            early = {one for one in early if one in step.reads or not waves.pending[one][1].opcode.startswith(IN_ORDER)}
+            if not early:
+                return
+        number = min(early)
         counter, by = waves.pending[number]
         name = f"s{number - SCALARS}" if number >= SCALARS else f"a{number - 256}" if number >= 256 else f"v{number}"
         how = "reads" if number in step.reads else "overwrites"

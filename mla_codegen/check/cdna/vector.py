@@ -260,9 +260,10 @@ for _type in ("u32", "i32", "u64", "i64"):
     _kind = {"u32": "u", "i32": "i", "u64": "U", "i64": "I"}[_type]
     TABLE |= {f"v_cmp_{name}_{_type}": ("m", _kind * 2, function) for name, function in _SIGNED.items()}
 TABLE |= {f"v_cmp_{name}_f32": ("m", "ff", function) for name, function in _FLOAT.items()}
+TABLE["v_cmp_class_f32"] = ("m", "fu", floats.is_of_class)
 
 # fp32 in and out, but MODE's denormals are nothing to them: conversions, the division's steps, what always flushes.
-_OWN_DENORMALS = re.compile(r"v_(cvt|exp|log|rcp|rsq|sqrt|div_scale|div_fixup|ldexp)_")
+_OWN_DENORMALS = re.compile(r"v_(cvt|exp|log|rcp|rsq|sqrt|div_scale|div_fixup|ldexp|cmp_class)_")
 _SELECT = {"DWORD": (0, 0xFFFFFFFF), "WORD_0": (0, 0xFFFF), "WORD_1": (16, 0xFFFF)}
 _SELECT |= {f"BYTE_{number}": (8 * number, 0xFF) for number in range(4)}
 _SDWA = ("dst_sel", "dst_unused", "src0_sel", "src1_sel")

@@ -106,9 +106,9 @@ def _buffer(one: Instruction, texts: list[str], size: int, uses: Uses, machine: 
     constants into the instruction without asking whether the sum wraps.
     """
     place, descriptor, scalar = texts
-    if "offen" not in one.modifiers:
-        raise Unknown(one, "a buffer address without offen")
-    at = registers(one, place, uses, file="v").first
+    if ("offen" in one.modifiers) == (place == "off"):
+        raise Unknown(one, f"operand {place}")
+    at = None if place == "off" else registers(one, place, uses, file="v").first
     words = registers(one, descriptor, uses, file="s")
     if words.count != 4:
         raise Unknown(one, f"operand {descriptor}")
@@ -121,7 +121,8 @@ def _buffer(one: Instruction, texts: list[str], size: int, uses: Uses, machine: 
         if (high >> U32(16)).any() or (waves.S[first + 3] != RAW_BUFFER).any():
             raise Unknown(one, f"a buffer descriptor {high[0]:#x} {waves.S[first + 3][0]:#x} that is not raw")
         base = waves.S[first] | high.astype(U64) << U64(32)
-        within = (waves.V[at] + offset).astype(U64)
+        varying = np.zeros((waves.count, LANES), U32) if at is None else waves.V[at]
+        within = (varying + offset).astype(U64)
         inside = within + U64(size) <= records[:, None]
         if (waves.mask & ~inside & (within < records[:, None])).any():
             machine.findings.note(OUTSIDE, one, "an access across the end of the buffer's records")

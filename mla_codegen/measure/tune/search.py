@@ -168,8 +168,10 @@ class Search:
             self._note(candidate, measured)
 
     def _about(self, candidate: Candidate) -> dict[str, Any]:
+        work = self.space.workload
         machine = {"device": self.machine.device, "triton": self.machine.triton}
-        return {"shape": self.space.workload.shape, "kv": self.space.kv, "settings": candidate.resolved, **machine}
+        model = {"heads": work.heads, "latent": work.latent, "rope": work.rope}
+        return {"shape": work.shape, "kv": self.space.kv, **model, "settings": candidate.resolved, **machine}
 
     def _note(self, candidate: Candidate, measured: Measured) -> None:
         self.results[candidate.identity] = (candidate, measured)

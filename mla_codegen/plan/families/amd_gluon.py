@@ -13,6 +13,7 @@ from mla_codegen.catalog.bounds import BOUND_16_BIT, BOUND_FP8
 from mla_codegen.plan.families.base import Family
 from mla_codegen.plan.families.request import Request, Resources
 from mla_codegen.plan.families.stages import FUSED, Stage, stage1, stage2
+from mla_codegen.plan.work import BALANCED_ROWS
 from mla_codegen.runtime.formats import ELEMENTS
 from mla_codegen.spec.errors import Problem
 
@@ -36,6 +37,7 @@ class Form:
     numbers       fp8 numbers that q becomes; the weights are fp8 if it is 1, else bf16
     in_lds        heads of a program for which q, in fp8, stays in LDS: its registers would not suffice
     max_columns   columns of the scores whose maximum leaves a wave as one number; 0: the compiler's own reduction
+    packed_in_lds q stays in LDS where columns take several query tokens
     side_by_side  q's two rope parts are one MMA operand
     """
 
@@ -45,7 +47,12 @@ class Form:
     numbers: int
     in_lds: frozenset[int]
     max_columns: int
+    packed_in_lds: bool = True
     side_by_side: bool = False
+
+    def keeps_in_lds(self, block_h: int, packed: bool) -> bool:
+        """Whether q stays in LDS."""
+        return block_h in self.in_lds or (packed and self.packed_in_lds)
 
     @property
     def query_args(self) -> str:
@@ -74,6 +81,8 @@ class Details:
     unit            neighbouring latent columns that a lane reads of a row; 0: V comes through the transposing read
     out_*, value_*, maxima_*         bases of register layouts over (head, column), (row, word) and (head, maximum)
     maxima          partial maxima of a row
+    paged           KV rows lie in pages; pointer_cache, cache: what loads by pointer, and by base and offset, are given
+    programs        that the device runs at once, of one head block
     """
 
     compute: str
@@ -112,7 +121,40 @@ class Details:
     block_n: int
     latent: int
     cache: str
+    pointer_cache: str
     side_by_side: bool
+    paged: bool
+    looks_by_rows: bool
+    programs: int
+
+    @property
+    def query_latent(self) -> str:
+        """q's latent columns as an operand, where q is bf16, as source."""
+        return "q_latent.load(A_OPERAND)" if self.query_in_lds else "q_latent"
+
+    @property
+    def reads_infinity(self) -> bool:
+        """Scores of masked rows are finite, and LOWEST is defined."""
+        return True
+
+    @property
+    def rows_of_lane(self) -> int:
+        """Query rows that a lane of a balanced kernel looks at."""
+        return max(1, BALANCED_ROWS // (64 * self.head_waves * self.column_waves))
+
+    @property
+    def rows_file(self) -> str:
+        return f"rows/{'lane_pages' if self.paged else 'buffer_ragged'}.jinja"
+
+    @property
+    def kv_words(self) -> str:
+        """The KV as what rows are read as, as source."""
+        return "kv.to(gl.pointer_type(gl.uint32), bitcast=True)" if self.fp8 else "kv"
+
+    @property
+    def latent_end(self) -> str:
+        """Where the rope part of a row begins, in the same, as source."""
+        return "LATENT // 4" if self.fp8 else "LATENT"
 
     def lanes(self, columns: int, bytes_of_lane: int) -> str:
         """How the 64 lanes of a wave split rows of `columns`, as many columns a lane as 16 bytes hold."""
@@ -210,14 +252,14 @@ class Details:
         return self._own("query.py")
 
 
-def shared_bytes(request: Request, form: Form, block_h: int) -> int:
+def shared_bytes(request: Request, form: Form, block_h: int, in_lds: bool) -> int:
     """Bytes of LDS of stage 1: the tile, what of q stays there, and room for maxima and weights in turn."""
     tile = form.block_n * request.row_bytes
     weight_bytes = 1 if form.numbers == 1 else 2
     if not form.numbers:
-        query = block_h * request.rope * 2
+        query = block_h * (request.row if in_lds else request.rope) * 2
     else:
-        query = block_h * request.row * form.numbers if block_h in form.in_lds else 0
+        query = block_h * request.row * form.numbers if in_lds else 0
     maxima = 4 * (form.block_n // form.max_columns) if form.max_columns else 0
     return tile + query + block_h * max(maxima, form.block_n * weight_bytes)
 
@@ -240,6 +282,8 @@ class AmdGluon(Family):
 
     gluon = True
     takes = frozenset({"xcd_remap", "streaming_loads", "fp8_mma"})
+    balances = True
+    packs = True
     always = frozenset({"exp2", "peeled_tail", "direct_out"})
     never: ClassVar = {"fast_rcp": "it divides once a head and split, after the loop"}
     taken_as: ClassVar[str]
@@ -257,8 +301,8 @@ class AmdGluon(Family):
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve with the form that it would take, or None."""
         form = self.form_of(request)
-        if request.page_size is not None or request.sparse:
-            return f"its tiles are consecutive rows, so it does not serve {'sparse' if request.sparse else 'paged'} KV"
+        if request.sparse:
+            return "its tiles are rows and pages of a request, not rows that lists name"
         if isinstance(form, str):
             return form
         if (request.q, request.out) != ("bf16", "bf16"):
@@ -274,7 +318,7 @@ class AmdGluon(Family):
     def resources(self, request: Request) -> Resources | list[Problem]:
         """Tile and launch numbers, or what stands in their way."""
         form, knobs = self._form(request), request.knobs
-        block_h = knobs.take("block_h", max(form.waves) if request.heads > 16 else 16)
+        block_h = knobs.take("block_h", max(form.waves) if request.columns > 16 or request.q_len > 1 else 16)
         block_n = knobs.take("block_n", form.block_n)
         num_warps = knobs.take("num_warps", form.waves[block_h])
         num_stages = knobs.take("num_stages", STAGES)
@@ -291,7 +335,8 @@ class AmdGluon(Family):
             problems.append(Problem(knobs.loc("waves_per_eu"), what, fix=f"waves_per_eu: {WAVES_PER_EU}"))
         if problems:
             return problems
-        need = shared_bytes(request, form, block_h)
+        packed = request.q_len > 1 and request.heads % block_h != 0
+        need = shared_bytes(request, form, block_h, form.keeps_in_lds(block_h, packed))
         resident = max(1, min(request.target.shared_bytes // need, SIMDS * waves_per_eu // num_warps))
         return Resources(block_n, block_h, num_warps, num_stages, waves_per_eu, need, resident)
 
@@ -300,7 +345,9 @@ class AmdGluon(Family):
         form, taken_as, transposes = self._form(request), self.taken_as, self.transposes
         numbers = self.resources(request)
         assert isinstance(numbers, Resources)
-        block_h, in_lds = numbers.block_h, numbers.block_h in form.in_lds
+        block_h = numbers.block_h
+        packed = request.q_len > 1 and request.heads % block_h != 0
+        in_lds = form.keeps_in_lds(block_h, packed)
         head_waves = block_h // 16
         column_waves = numbers.num_warps // head_waves
         fp8 = ELEMENTS[taken_as]
@@ -344,6 +391,10 @@ class AmdGluon(Family):
             block_n=form.block_n,
             latent=request.latent,
             cache=', cache=".cg"' if "streaming_loads" in request.options else "",
+            pointer_cache=', cache_modifier=".cg"' if "streaming_loads" in request.options else "",
+            paged=request.page_size is not None,
+            looks_by_rows=packed and request.kv not in (taken_as, "bf16"),
+            programs=max(1, request.target.compute_units * numbers.resident // -(-request.heads // block_h)),
             side_by_side=form.side_by_side,
         )
 

@@ -9,7 +9,7 @@ from mla_codegen.plan.families.request import Request
 
 FP8 = Form("fp8", 64, {16: 4, 32: 8}, 1, frozenset(), 4)
 FP8_EXACT = Form("fp8_exact", 64, {16: 4}, 2, frozenset({16}), 4)
-BF16 = Form("bf16", 32, {16: 4, 32: 8}, 0, frozenset(), 4)
+BF16 = Form("bf16", 32, {16: 4, 32: 8}, 0, frozenset(), 4, packed_in_lds=False)
 
 
 class Cdna3(AmdGluon):

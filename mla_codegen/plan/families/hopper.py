@@ -7,7 +7,7 @@ docstrings.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT, LSE_BOUND_16_BIT
@@ -41,12 +41,12 @@ def _shared_bytes_16(request: Request, block_n: int, num_warps: int, num_stages:
 
 
 def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
-    """q and the ring; of each tile's owner maxima, sums and rows that count; limits of the columns; 16 barriers.
+    """q and the ring; of each tile's owner four vectors; limits of the columns; 15 barriers; 2 KB of the compiler's own.
 
     The weights lie where the rope part of their tile was.
     """
-    vectors = 3 * 2 * 64 * 4 + 64 * 4 + 2 * 4
-    return (64 + num_stages * block_n) * request.row * 2 + vectors + 16 * 8
+    vectors = 4 * 2 * 64 * 4 + 64 * 4
+    return (64 + num_stages * block_n) * request.row * 2 + vectors + 15 * 8 + 2048
 
 
 def _shared_bytes_fp8_columns(request: Request, width: int, block_n: int, num_stages: int) -> int:
@@ -389,4 +389,6 @@ class Hopper(Family):
         """The kernels in the file of a `KernelPlan`."""
         constants = {} if kernel.splits else {"COLUMN_BLOCKS": kernel.merge.column_blocks}
         first = stage1(kernel, {"num_warps": kernel.num_warps, **FUSED, "launch_pdl": True})
+        if kernel.details.halves:  # the loop of a warpgroup takes a tile of each
+            first = replace(first, turn_rows=2 * kernel.block_n)
         return [first, *stage2(kernel, {"launch_pdl": True}, **constants)]

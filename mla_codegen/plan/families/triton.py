@@ -14,7 +14,10 @@ LN2 = 0.6931471805599453
 # What decoding by shifts makes of e4m3fn is at most 1.75, and 1.875 of its NaN: times 1.125 * 2^15 that is infinite in
 # f16, and every number below has few enough digits to stay exact.
 KEY_FACTOR = 36864.0
-DECODED = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "fp8_ds_v4")  # KV that `_decode` knows
+# What `_decode` knows to read: KV as it is; fp8 as words; fp8 whose bytes a matrix unit of another fp8 may take.
+AS_IT_IS = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "mxfp4_ds_mla", "fp8_ds_v4")
+IN_WORDS = ("fp8_e4m3fn", "fp8_e4m3fnuz")
+TAKEN_AS = {"fp8_e4m3fn": "fp8_e4m3fnuz"}  # at half its value, 0x80 repaired
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -41,8 +44,8 @@ class Details:
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     groups         numbers of a record's groups of columns, which share a scale; group: columns of each
-    fp8_columns    columns of a record that are fp8; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
-                   row has of its first part, of what it has of its second
+    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales; page_bytes,
+                   row_bytes, scale_bytes: of a page of records, of what a row has of its first part, of its second
     bf16_columns   columns of a record that are bf16; rope_is_value: they are value too
     scales_apart   the scales of a page's records lie behind all of its rows
     q_types        types that parts of q are cast to, where they differ
@@ -75,6 +78,7 @@ class Details:
     groups: tuple[int, ...] = ()
     group: int = 0
     fp8_columns: int = 0
+    code_bytes: int = 0
     page_bytes: int = 0
     row_bytes: int = 0
     scale_bytes: int = 0
@@ -112,7 +116,7 @@ class Details:
     @property
     def rope_at(self) -> int:
         """Where a record's rope columns begin."""
-        return self.fp8_columns + (0 if self.scales_apart else self.scale_bytes)
+        return self.code_bytes + (0 if self.scales_apart else self.scale_bytes)
 
     @property
     def rope_norm(self) -> str:
@@ -220,8 +224,7 @@ def _decode(request: Request) -> Details:
         return _record(request)
     if not request.format.fp8:
         return Details("plain", kv, kv, kv)
-    # e4m3fn may pass for e4m3fnuz, at half its value, 0x80 repaired.
-    taken_as = kv if not fp8_mma or kv in target.fp8_mma else next(iter(target.fp8_mma))
+    taken_as = kv if not fp8_mma or kv in target.fp8_mma else TAKEN_AS[kv]
     repair = kv != taken_as
     factor = 2.0 if repair else 1.0
     if fp8_mma and packed:
@@ -250,16 +253,21 @@ def _decode(request: Request) -> Details:
 
 
 def _record(request: Request) -> Details:
-    """Records of fp8 columns in groups that have a scale each, and bf16 columns."""
+    """Records of fp8 or fp4 columns in groups that have a scale each, and bf16 columns."""
     form, latent = request.format, request.latent
+    parts: dict[str, Any] = {
+        "group": form.group, "code_bytes": form.code_bytes(latent), "scale_bytes": form.scale_bytes(latent),
+        "row_bytes": request.row_bytes - form.scale_bytes(latent) * form.blocks,
+    }  # fmt: skip
+    if form.bits == 4:
+        return Details("fours", "bf16", request.kv, "uint8", q_parts=("q_even", "q_odd", "q_rope"), **parts)
     groups = tuple(range(form.groups(latent)))
     names = [f"q_{part}_{g}" for g in groups for part in ("even", "odd")]
     found = Details(
         "groups", "fp16", request.kv, "uint8", decode_step="steps/pairs_bits.py.jinja", q_parts=(*names, "q_rope"),
-        q_types=("fp16",) * len(names) + ("bf16",), groups=groups, group=form.group, fp8_columns=latent - form.tail,
-        bf16_columns=form.tail or request.rope, scale_bytes=form.scale_bytes(latent),
-        row_bytes=request.row_bytes - form.scale_bytes(latent) * form.blocks,
-        page_bytes=(request.page_size or 0) * request.row_bytes, scales_apart=form.blocks, rope_is_value=form.tail > 0,
+        q_types=("fp16",) * len(names) + ("bf16",), groups=groups, fp8_columns=latent - form.tail,
+        bf16_columns=form.tail or request.rope, page_bytes=(request.page_size or 0) * request.row_bytes,
+        scales_apart=form.blocks, rope_is_value=form.tail > 0, **parts,
     )  # fmt: skip
     if request.target.pair_decode:
         return replace(found, decode_step="steps/pairs_asm.py.jinja")
@@ -284,12 +292,15 @@ class Triton(Family):
 
     def refuse(self, request: Request) -> str | None:
         """Why the family cannot serve, or None."""
-        if request.kv not in DECODED:
-            return f"it decodes {', '.join(DECODED)} KV, not {request.kv}"
-        if "fp8_mma" in request.options and request.kv == "fp8_e4m3fnuz" and request.kv not in request.target.fp8_mma:
+        if request.kv not in AS_IT_IS:
+            return f"it reads {', '.join(AS_IT_IS)} KV, not {request.kv}"
+        if "packed_fp8" in request.options and request.format.fp8 and request.kv not in IN_WORDS:
+            return f"packed_fp8 splits words of {', '.join(IN_WORDS)}, not of {request.kv}"
+        native = request.target.fp8_mma
+        if "fp8_mma" in request.options and native.isdisjoint((request.kv, TAKEN_AS.get(request.kv))):
             return (
-                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take e4m3fn, where the largest "
-                f"number of {request.kv} (byte 0x7F) is NaN"
+                f"fp8_mma of {request.kv} KV on {request.target.name}: its matrix units take {', '.join(native)}, in "
+                f"which bytes of {request.kv} are other numbers"
             )
         if request.format.fp8 and "packed_fp8" not in request.options and request.kv not in request.target.fp8_convert:
             return (

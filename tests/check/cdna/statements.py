@@ -323,6 +323,17 @@ STATEMENTS |= {
 }
 
 
+def of_class(a: float, classes: int) -> bool:
+    """The bit that a number's class has; Python has no signalling NaN, whose bit counts as the quiet one's here."""
+    if math.isnan(a):
+        return bool(classes & 2)
+    place = 9 if a == INF else 6 if a == 0 else 7 if abs(a) < 2.0**-126 else 8
+    return bool(classes >> (place if math.copysign(1, a) > 0 else 11 - place) & 1)
+
+
+STATEMENTS["v_cmp_class_f32"] = of_class
+
+
 def signed_overflow(x: int) -> tuple[int, bool]:
     return x, not -(2**31) <= x < 2**31
 

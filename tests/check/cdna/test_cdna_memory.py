@@ -121,6 +121,15 @@ def test_buffer_access_beyond_its_records_is_nothing() -> None:
     assert kinds(bench) == [OUTSIDE]
 
 
+def test_buffer_load_of_one_place_by_all_lanes() -> None:
+    data = content(64)
+    bench = Bench()
+    descriptor(bench, bench.memory.add("a", data), 64)
+    waves = bench.run("buffer_load_dword v4, off, s[8:11], 0 offset:12")
+    assert (waves.V[4, 0] == data.view(np.uint32)[3]).all()
+    assert not kinds(bench)
+
+
 def test_a_negative_buffer_offset_and_a_constant_meet_in_32_bits() -> None:
     data = content(1024)
     bench = Bench(v={2: np.arange(-256, 0, 4).astype(np.int32).view(np.uint32)[None]})

@@ -140,12 +140,15 @@ def locate(row, qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_st
 
 
 @gluon.jit
-def page_number(pages, row, end, wanted):
+def page_number(pages, row, end, wanted, kv_layout):
     """Number of the page that holds a request's KV row `row`; of a row past its `end`, of the last page that it has.
 
     So what the list holds behind is not read, nor TMA sent there. `wanted` may be None: the request has rows.
     """
     page = gl.minimum(row, end - 1) // PAGE_SIZE
+    if kv_layout is not None:
+        _, column_step = kv_layout
+        page *= column_step
     if wanted is None:
         return gl.load(pages + page)
     else:
@@ -153,21 +156,61 @@ def page_number(pages, row, end, wanted):
 
 
 @gluon.jit
-def load_tile(kv_latent, kv_rope, latent, rope, full, number, row, wanted):
+def pool_row(number, kv_layout):
+    """The pool's row that a page begins at. TMA counts rows in 32 bits."""
+    if kv_layout is None:
+        return number.to(gl.int32) * PAGE_SIZE
+    else:
+        page_step, _ = kv_layout
+        return number.to(gl.int32) * page_step
+
+
+@gluon.jit
+def load_tile(kv_latent, kv_rope, latent, rope, full, number, row, wanted, kv_layout):
     """Start the copy of BLOCK_N KV rows into one stage; `full` completes when all bytes are there.
 
     They are those of a request from `row` on, which lie in the page `number`.
     """
-    row = number.to(gl.int32) * PAGE_SIZE + row % PAGE_SIZE  # TMA counts rows in 32 bits
+    row = pool_row(number, kv_layout) + row % PAGE_SIZE
     mbarrier.expect(full, TILE_BYTES, pred=wanted)
     tma.async_copy_global_to_shared(kv_latent, [row, 0], full, latent, pred=wanted)
     tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
 
 
+@gluon.jit
+def out_at(at, out_layout, UNIT: gl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@gluon.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@gluon.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
 @gluon.jit(do_not_specialize=["batch", "q_len", "page_stride"])
 def stage1(
     q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, batch,
-    q_len, stride_qt, stride_qh, page_stride,
+    q_len, stride_qt, stride_qh, page_stride, kv_layout, out_layout,
 ):  # fmt: skip
     """The output and LSE of BLOCK_H heads of one query row.
 
@@ -227,9 +270,10 @@ def stage1(
             latent_ring.index(stage),
             rope_ring.index(stage),
             full.index(stage),
-            page_number(pages, begin + stage * BLOCK_N, end, stage < tiles),
+            page_number(pages, begin + stage * BLOCK_N, end, stage < tiles, kv_layout),
             begin + stage * BLOCK_N,
             stage < tiles,
+            kv_layout,
         )
     async_copy.wait_group(0)
     fence_async_shared()  # wgmma reads q through the async proxy
@@ -248,7 +292,7 @@ def stage1(
         latent = latent_ring.index(slot)
         rope = rope_ring.index(slot)
         left = rows - tile * BLOCK_N  # rows from this tile on
-        number = page_number(pages, begin + (tile + STAGES) * BLOCK_N, end, None)
+        number = page_number(pages, begin + (tile + STAGES) * BLOCK_N, end, None, kv_layout)
         mbarrier.wait(full.index(slot), tile // STAGES & 1)
         if left < BLOCK_N:  # the last tile
             for start in gl.static_range(0, BLOCK_N, ZEROED_ROWS):
@@ -286,6 +330,7 @@ def stage1(
             number,
             begin + (tile + STAGES) * BLOCK_N,
             tile + STAGES < tiles,
+            kv_layout,
         )
 
     total = gl.sum(l, 0)
@@ -295,9 +340,9 @@ def stage1(
     columns = gl.arange(0, LATENT, gl.SliceLayout(1, MMA))
     head = first_head + gl.arange(0, BLOCK_H, HEAD)
     at = row.to(gl.int64) * HEADS + head
-    target = out + at[None, :] * LATENT + columns[:, None]
+    target = out + out_at(at[None, :], out_layout, 1) + columns[:, None]
     gl.store(target, acc.to(gl.bfloat16))
-    gl.store(lse + at, log_sum * LN2)
+    gl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 KV_TILES = Tiles(torch.bfloat16, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
@@ -308,7 +353,10 @@ def scratch(total_q):
     return (total_q * HEADS.value,)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(
+    q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, workspace=None,
+    kv_layout=None, out_layout=None,
+):  # fmt: skip
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -322,15 +370,17 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    kv_layout   (elements from page to page, entries from column to column of the table); None: contiguous
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
     q, stride_qt, stride_qh = aligned(q)
-    kv_latent, kv_rope = KV_TILES.of(kv)
+    kv_latent, kv_rope = KV_TILES.of(kv, kv_layout)
     if lse is None:
         (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q, kv_latent, kv_rope, out, lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale,
-        batch, max(1, total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), num_warps=4, enable_fp_fusion=True,
-        launch_pdl=True,
+        batch, max(1, total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), kv_layout and (kv_layout[0] //
+        (LATENT.value + ROPE.value), kv_layout[1]), out_layout, num_warps=4, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

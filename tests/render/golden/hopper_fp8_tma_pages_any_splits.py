@@ -157,12 +157,15 @@ def locate(row, qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_st
 
 
 @gluon.jit
-def page_number(pages, row, end, wanted):
+def page_number(pages, row, end, wanted, kv_layout):
     """Number of the page that holds a request's KV row `row`; of a row past its `end`, of the last page that it has.
 
     So what the list holds behind is not read, nor TMA sent there. `wanted` may be None: the request has rows.
     """
     page = gl.minimum(row, end - 1) // PAGE_SIZE
+    if kv_layout is not None:
+        _, column_step = kv_layout
+        page *= column_step
     if wanted is None:
         return gl.load(pages + page)
     else:
@@ -170,12 +173,22 @@ def page_number(pages, row, end, wanted):
 
 
 @gluon.jit
-def load_tile(kv_latent, kv_rope, latent, rope, full, number, row, wanted):
+def pool_row(number, kv_layout):
+    """The pool's row that a page begins at. TMA counts rows in 32 bits."""
+    if kv_layout is None:
+        return number.to(gl.int32) * PAGE_SIZE
+    else:
+        page_step, _ = kv_layout
+        return number.to(gl.int32) * page_step
+
+
+@gluon.jit
+def load_tile(kv_latent, kv_rope, latent, rope, full, number, row, wanted, kv_layout):
     """Start the copy of BLOCK_N KV rows into one stage; `full` completes when all bytes are there.
 
     They are those of a request from `row` on, which lie in the page `number`.
     """
-    row = number.to(gl.int32) * PAGE_SIZE + row % PAGE_SIZE  # TMA counts rows in 32 bits
+    row = pool_row(number, kv_layout) + row % PAGE_SIZE
     mbarrier.expect(full, TILE_BYTES, pred=wanted)
     tma.async_copy_global_to_shared(kv_latent, [row, 0], full, latent, pred=wanted)
     tma.async_copy_global_to_shared(kv_rope, [row, LATENT], full, rope, pred=wanted)
@@ -198,7 +211,7 @@ def split_pairs(pairs):
 @gluon.jit(do_not_specialize=["batch", "q_len", "page_stride", "splits"])
 def stage1(
     q, kv_latent, kv_rope, partial, partial_lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale,
-    sm_scale, batch, q_len, stride_qt, stride_qh, page_stride, splits,
+    sm_scale, batch, q_len, stride_qt, stride_qh, page_stride, splits, kv_layout,
 ):  # fmt: skip
     """A split's partial output, already normalised, and its LSE for BLOCK_H heads of one query row.
 
@@ -262,9 +275,10 @@ def stage1(
             latent_ring.index(stage),
             rope_ring.index(stage),
             full.index(stage),
-            page_number(pages, begin + stage * BLOCK_N, end, stage < tiles),
+            page_number(pages, begin + stage * BLOCK_N, end, stage < tiles, kv_layout),
             begin + stage * BLOCK_N,
             stage < tiles,
+            kv_layout,
         )
 
     # q as fp8, high and low part, one scale a head. Heads past the last one are zeros.
@@ -305,7 +319,7 @@ def stage1(
         rope = rope_ring.index(slot)
         pairs = pair_ring.index(slot)
         left = rows - tile * BLOCK_N  # rows from this tile on
-        number = page_number(pages, begin + (tile + STAGES) * BLOCK_N, end, None)
+        number = page_number(pages, begin + (tile + STAGES) * BLOCK_N, end, None, kv_layout)
         mbarrier.wait(full.index(slot), tile // STAGES & 1)
         if left < BLOCK_N:  # the last tile
             for start in gl.static_range(0, BLOCK_N, V_ROWS):
@@ -361,6 +375,7 @@ def stage1(
             number,
             begin + (tile + STAGES) * BLOCK_N,
             tile + STAGES < tiles,
+            kv_layout,
         )
 
     total = gl.sum(l, 0)
@@ -381,8 +396,38 @@ def stage1(
     gl.store(partial_lse + (row.to(gl.int64) * HEADS + lse_head) * splits + split, log_sum)
 
 
+@triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
 @triton.jit(do_not_specialize=["splits"])
-def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
+def stage2(partial, partial_lse, out, lse, splits, out_layout, COLUMN_BLOCKS: tl.constexpr):
     """Merge the splits of one query row and head.
 
     One that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is good
@@ -414,9 +459,9 @@ def stage2(partial, partial_lse, out, lse, splits, COLUMN_BLOCKS: tl.constexpr):
         acc = acc * alpha + tl.sum(parts * weights[:, None], 0)
         m = m_new
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
-    tl.store(out + at * LATENT + columns, acc / some)
+    tl.store(out + out_at(at, out_layout, 1) + columns, acc / some)
     log_sum = m + tl.math.log2(total)
-    tl.store(lse + at, log_sum * LN2, mask=column_block == 0)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout), mask=column_block == 0)
 
 
 KV_TILES = Tiles(torch.float8_e4m3fn, BLOCK_N.value, ((LATENT.value, KV_LATENT.value), (ROPE.value, KV_ROPE.value)))
@@ -430,6 +475,7 @@ def scratch(total_q, splits):
 
 def run(
     q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, splits, workspace=None,
+    kv_layout=None, out_layout=None,
 ):  # fmt: skip
     """Launch on the current device and stream.
 
@@ -445,20 +491,23 @@ def run(
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     splits      2 .. 256
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    kv_layout   (elements from page to page, entries from column to column of the table); None: contiguous
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
     q, stride_qt, stride_qh = aligned(q)
-    kv_latent, kv_rope = KV_TILES.of(kv)
+    kv_latent, kv_rope = KV_TILES.of(kv, kv_layout)
     partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q, splits))
     stage1[(total_q * splits,)](
         q, kv_latent, kv_rope, partial, partial_lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale,
-        sm_scale, batch, max(1, total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), splits, num_warps=4,
-        enable_fp_fusion=True, launch_pdl=True,
+        sm_scale, batch, max(1, total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), splits, kv_layout and
+        (kv_layout[0] // (LATENT.value + ROPE.value), kv_layout[1]), num_warps=4, enable_fp_fusion=True,
+        launch_pdl=True,
     )  # fmt: skip
     heads = total_q * HEADS.value
     column_blocks = 8 if heads * 8 <= 1056 else 1  # few heads: more programs hide the latency
     stage2[(heads * column_blocks,)](
-        partial, partial_lse, out, unwanted if lse is None else lse, splits, column_blocks, num_warps=4,
+        partial, partial_lse, out, unwanted if lse is None else lse, splits, out_layout, column_blocks, num_warps=4,
         enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

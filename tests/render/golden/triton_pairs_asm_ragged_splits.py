@@ -92,6 +92,36 @@ def reciprocal(x):
 
 
 @triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
+
+
+@triton.jit
 def even(pairs):
     """Columns 2i of fp8 pairs, exactly, in f16."""
     return tl.inline_asm_elementwise(
@@ -205,7 +235,7 @@ def stage1(
 
 
 @triton.jit(do_not_specialize=[])
-def stage2(partial, partial_lse, out, lse):
+def stage2(partial, partial_lse, out, lse, out_layout):
     """Merge the splits of one query row and head.
 
     One that had no rows left its partial unwritten (perhaps NaN). Such a partial is loaded, because its address is good
@@ -224,9 +254,9 @@ def stage2(partial, partial_lse, out, lse):
     parts = tl.where((parts_lse == float("-inf"))[:, None], 0.0, parts)
     acc = tl.sum(parts * weights[:, None], 0)
     some = tl.where(total == 0.0, 1.0, total)  # nothing visible: out 0
-    tl.store(out + at * LATENT + columns, acc * reciprocal(some))
+    tl.store(out + out_at(at, out_layout, 1) + columns, acc * reciprocal(some))
     log_sum = m + tl.math.log2(total)
-    tl.store(lse + at, log_sum * LN2)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 KV_DTYPE = torch.int16  # the rows' bytes, as stage 1 reads them
@@ -238,7 +268,7 @@ def scratch(total_q):
     return parts * LATENT.value, parts, total_q * HEADS.value
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, workspace=None, out_layout=None):
     """Launch on the current device and stream.
 
     q           [total_q, 16, 288] fp16, last stride 1
@@ -249,6 +279,7 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
     out         [total_q, 16, 256] fp16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -259,5 +290,5 @@ def run(q, kv, qo_indptr, kv_indptr, kv_visible, kv_scale, sm_scale, out, lse, w
         total_q // batch), stride_qt, stride_qh, num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     stage2[(total_q * HEADS.value,)](
-        partial, partial_lse, out, unwanted if lse is None else lse, num_warps=4, enable_fp_fusion=True,
+        partial, partial_lse, out, unwanted if lse is None else lse, out_layout, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

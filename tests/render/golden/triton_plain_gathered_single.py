@@ -92,10 +92,45 @@ def locate(row, qo_indptr, kv_indptr, kv_lens, kv_visible, batch, q_len, page_st
 
 
 @triton.jit
-def pool_row(pages, row):
-    """Where in the pool the KV rows `row` of a request lie. `pages` points at its page numbers."""
+def pool_at(pages, row, kv_layout):
+    """Where in the pool the KV rows `row` of a request begin, in 64 bits. `pages` points at its page numbers."""
     page = row // PAGE_SIZE
-    return tl.load(pages + page).to(tl.int64) * PAGE_SIZE + (row - page * PAGE_SIZE)
+    if kv_layout is None:
+        return (tl.load(pages + page).to(tl.int64) * PAGE_SIZE + (row - page * PAGE_SIZE)) * ROW
+    else:
+        page_step, column_step = kv_layout
+        number = tl.load(pages + page * column_step).to(tl.int64)
+        return number * page_step + (row - page * PAGE_SIZE) * ROW
+
+
+@triton.jit
+def out_at(at, out_layout, UNIT: tl.constexpr):
+    """Where the output of query row * HEADS + head `at` begins, in units of UNIT elements."""
+    if out_layout is None:
+        return at * (LATENT // UNIT)
+    else:
+        row, head, _, _, _ = out_layout
+        return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
+
+
+@triton.jit
+def lse_at(at, out_layout):
+    """Where its LSE lies."""
+    if out_layout is None:
+        return at
+    else:
+        _, _, row, head, _ = out_layout
+        return at // HEADS * row + at % HEADS * head
+
+
+@triton.jit
+def lse_as(natural, out_layout):
+    """A natural LSE in the base that the caller wants."""
+    if out_layout is None:
+        return natural
+    else:
+        _, _, _, _, factor = out_layout
+        return natural * factor
 
 
 @triton.jit
@@ -122,7 +157,7 @@ def fold(scores, latent, m, l, acc):
 @triton.jit(do_not_specialize=["batch", "q_len", "page_stride"])
 def stage1(
     q, kv, out, lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, batch, q_len, stride_qt,
-    stride_qh, page_stride,
+    stride_qh, page_stride, kv_layout, out_layout,
 ):  # fmt: skip
     """The output and LSE of BLOCK_H heads of one query row.
 
@@ -154,16 +189,14 @@ def stage1(
     rope_at = LATENT + rope[None, :]
     whole = begin + (end - begin) // BLOCK_N * BLOCK_N
     for start in range(begin, whole, BLOCK_N):
-        tile = (
-            kv + (pool_row(pages, tl.multiple_of(start + n, BLOCK_N).to(tl.uint32)) * ROW)[:, None]
-        )  # 64 bit: pools outgrow 2^31 elements
+        tile = kv + pool_at(pages, tl.multiple_of(start + n, BLOCK_N).to(tl.uint32), kv_layout)[:, None]
         kv_latent = tl.load(tile + latent_at)
         kv_rope = tl.load(tile + rope_at)
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
         m, l, acc = fold(scores, kv_latent, m, l, acc)
     if whole < end:  # the last tile: rows past the end are read as zeros and get no weight
         row_mask = n < end - whole
-        tile = kv + (pool_row(pages, tl.minimum(whole + n, end - 1).to(tl.uint32)) * ROW)[:, None]
+        tile = kv + pool_at(pages, tl.minimum(whole + n, end - 1).to(tl.uint32), kv_layout)[:, None]
         kv_latent = tl.load(tile + latent_at, mask=row_mask[:, None], other=0.0)
         kv_rope = tl.load(tile + rope_at, mask=row_mask[:, None], other=0.0)
         scores = score(q_latent, q_rope, kv_latent, kv_rope) * score_scale
@@ -171,9 +204,9 @@ def stage1(
 
     norm = tl.where(l == 0.0, 0.0, 1.0 / l * scale)[:, None]  # nothing visible: out 0
     at = row.to(tl.int64) * HEADS + heads
-    tl.store(out + at[:, None] * LATENT + latent[None, :], acc * norm)
+    tl.store(out + out_at(at[:, None], out_layout, 1) + latent[None, :], acc * norm)
     log_sum = m + tl.math.log2(l)
-    tl.store(lse + at, log_sum * LN2)
+    tl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout))
 
 
 def scratch(total_q):
@@ -181,7 +214,10 @@ def scratch(total_q):
     return (total_q * HEADS.value,)
 
 
-def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, workspace=None):
+def run(
+    q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, out, lse, workspace=None,
+    kv_layout=None, out_layout=None,
+):  # fmt: skip
     """Launch on the current device and stream.
 
     q           [total_q, 16, 576] bf16, last stride 1
@@ -195,6 +231,8 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
     out         [total_q, 16, 512] bf16, contiguous; all of it is written
     lse         [total_q, 16] fp32, natural log; all of it is written. None: the caller does not want it
     workspace   contiguous memory for the scratch, aligned to 16 bytes; None: allocated
+    kv_layout   (elements from page to page, entries from column to column of the table); None: contiguous
+    out_layout  (strides of out, of lse: query row, head; what the LSE is multiplied by); None: as said above
     """
     total_q = q.shape[0]
     batch = qo_indptr.numel() - 1
@@ -203,5 +241,6 @@ def run(q, kv, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, 
         (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q, kv, out, lse, qo_indptr, kv_indptr, kv_indices, kv_lens, kv_visible, kv_scale, sm_scale, batch, max(1,
-        total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), num_warps=4, num_stages=2, enable_fp_fusion=True,
+        total_q // batch), stride_qt, stride_qh, kv_indices.stride(0), kv_layout, out_layout, num_warps=4, num_stages=2,
+        enable_fp_fusion=True,
     )  # fmt: skip
