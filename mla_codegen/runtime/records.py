@@ -96,9 +96,8 @@ def _fp4_codes(numbers: torch.Tensor) -> torch.Tensor:
 
 def _fp4(codes: torch.Tensor) -> torch.Tensor:
     """The numbers of bytes of two e2m1 codes, exactly: fp64 [rows, twice the columns]."""
-    table = torch.tensor(
-        [sign * size for sign in (1.0, -1.0) for size in FP4], dtype=torch.float64, device=codes.device
-    )
+    numbers = [sign * size for sign in (1.0, -1.0) for size in FP4]
+    table = torch.tensor(numbers, dtype=torch.float64, device=codes.device)
     return table[torch.stack([codes & 15, codes >> 4], -1).flatten(1).long()]
 
 

@@ -41,7 +41,7 @@ def _shared_bytes_16(request: Request, block_n: int, num_warps: int, num_stages:
 
 
 def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
-    """q and the ring; of each tile's owner four vectors; limits of the columns; 15 barriers; 2 KB of the compiler's own.
+    """q and the ring; of each tile's owner four vectors; limits of the columns; 15 barriers; 2 KB of the compiler's.
 
     The weights lie where the rope part of their tile was.
     """
@@ -50,9 +50,9 @@ def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_st
 
 
 def _shared_bytes_fp8_columns(request: Request, width: int, block_n: int, num_stages: int) -> int:
-    """q as two fp8 numbers, the ring, weights that the rope part does not hold, vectors and flags, barriers, scratch."""
+    """q as two fp8 numbers, the ring, weights beyond those in the rope part, vectors and flags, barriers, scratch."""
     weights = 2 * 64 * 32 * 2  # of 64 columns, the other half lies where the rope part of its tile was
-    vectors, barriers, scratch = (2 * 2 + 3) * width * 4 + 2 * 4 * 4, 8 * (2 * num_stages + 7), 256
+    vectors, barriers, scratch = (3 * 2 + 3) * width * 4 + 3 * 4 * 4, 8 * (2 * num_stages + 8), 256
     return width * request.row * 2 + num_stages * block_n * request.row_bytes + weights + vectors + barriers + scratch
 
 
@@ -147,7 +147,7 @@ class Details:
     half_latent    words of two latent columns; half_words: words of half the columns, if they have 16 bits
     half_bytes     of half the latent columns of a tile; rope_bytes: of its rope columns
     high_low_columns   of q as two fp8 numbers; interleaves_q: these are the rows of one operand, 8 by 8
-    q_chunks       parts of a row of 64 elements
+    q_chunks       parts of q's latent dims of 128
     """
 
     compute: str
@@ -355,7 +355,7 @@ class Hopper(Family):
             rope_bytes=numbers.block_n * request.rope * element.bytes,
             high_low_columns=2 * numbers.block_h,
             interleaves_q=numbers.block_h == 32,
-            q_chunks=request.row // 64,
+            q_chunks=request.latent // 128,
             splits_q=True,
         )
 
