@@ -59,7 +59,13 @@ def held(got: Got, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("heads", "q_len", "width", "columns"),
-    [(16, 2, 32, "queries"), (16, 4, 64, "queries"), (20, 3, 64, "queries"), (96, 1, 64, "heads"), (20, 1, 32, "heads")],
+    [
+        (16, 2, 32, "queries"),
+        (16, 4, 64, "queries"),
+        (20, 3, 64, "queries"),
+        (96, 1, 64, "heads"),
+        (20, 1, 32, "heads"),
+    ],
 )
 def test_every_mix_of_lengths(build: Build, heads: int, q_len: int, width: int, columns: str) -> None:
     """Splits and none, none of no rows, of one, of a tile; query tokens from none to more than a block has."""
@@ -130,7 +136,9 @@ def test_rising_scores(build: Build, sign: float, width: int) -> None:
     """Scores that rise along the rows move references in nearly every tile, of both warpgroups."""
     case = mixed(4, [300, 65], [2, 4])
     rising = torch.linspace(0.1, 30.0, len(case.kv))[:, None]
-    case = replace(case, kv=(case.kv.float() * rising).clamp(-448, 448).to(case.kv.dtype), sm_scale=sign * case.sm_scale)
+    case = replace(
+        case, kv=(case.kv.float() * rising).clamp(-448, 448).to(case.kv.dtype), sm_scale=sign * case.sm_scale
+    )
     held(build(heads=4, block_h=width).run("any_q4", case, 2), case)
 
 
