@@ -44,10 +44,10 @@ TILE_BYTES = gl.constexpr(36864)
 PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
 HALF = gl.constexpr(128)  # pairs of a warpgroup
 V_ROWS = gl.constexpr(16)  # rows of V in registers at a time
-CHUNK = gl.constexpr(64)  # latent or rope dims of q that lie together in shared memory
-CHUNKS = gl.constexpr(9)
+Q_COLUMNS = gl.constexpr(32)  # columns of q that a warpgroup prepares
+CHUNK = gl.constexpr(128)  # latent dims of q that lie together in shared memory
+CHUNKS = gl.constexpr(4)
 Q_PARTS = gl.constexpr(1)  # operands that q is, of 64 rows: of each 16, 8 columns' high parts and then their low parts
-Q_PIECE = gl.constexpr(32)  # half a chunk: as bf16 it takes as many bytes as the chunk in fp8
 P_ROWS = gl.constexpr(32)  # rows of the weights in one piece of shared memory
 FP8_MAX = gl.constexpr(448.0)
 EXPONENT = gl.constexpr(0x7F800000)  # bits of an fp32 number
@@ -79,7 +79,10 @@ VALUES = gl.constexpr(gl.DotOperandLayout(0, OUTPUT.value, 2))
 COLUMN = gl.constexpr(gl.SliceLayout(1, SCORES.value))
 COLUMN_OF_OUTPUT = gl.constexpr(gl.SliceLayout(0, OUTPUT.value))
 FLAGS = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))  # one a warp; every thread has all
-Q_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
+Q_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+Q_ROPE_COPY = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
+COLUMN_OF_Q = gl.constexpr(gl.SliceLayout(1, Q_COPY.value))
+COLUMN_OF_Q_ROPE = gl.constexpr(gl.SliceLayout(1, Q_ROPE_COPY.value))
 TILE_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
 # Shared memory. KV_LATENT and KV_ROPE are also the layouts of the host's TMA descriptors.
@@ -87,7 +90,9 @@ KV_LATENT = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 KV_ROPE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 KV_PAIRS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))  # the bytes of KV_LATENT as int16
 KV_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))  # and as int32
-Q_RAW = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))  # the bytes of KV_ROPE as bf16
+# The bytes of the same as bf16: half as many dims of q take the place of those in fp8.
+Q_LATENT_RAW = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+Q_ROPE_RAW = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -196,54 +201,71 @@ def bring(kv_latent, kv_rope, ring, full, empty, kv_row, begin, tiles):
 
 
 @gluon.jit
-def store_q(q_shared, chunk, FIRST: gl.constexpr, q):
-    """Q_PIECE columns of the latent or rope dims, from FIRST of the chunk on, of q in fp8's range."""
+def store_q(W: gl.constexpr, target, operand, FIRST: gl.constexpr, q):
+    """Columns of q in fp8's range: dims from FIRST on of `target`'s `operand` and, low parts, of the next."""
+    SIZE: gl.constexpr = q.shape[1]
     high = (q.to(gl.int32, bitcast=True) & SIGNIFICANT_4).to(gl.float32, bitcast=True)
     low = (q - high).to(gl.float8e4nv)
     high = high.to(gl.float8e4nv)
-    both = (
-        gl.join(high, low).reshape([BLOCK_H // 8, 8, Q_PIECE, 2]).permute((0, 3, 1, 2)).reshape([2 * BLOCK_H, Q_PIECE])
-    )
-    q_shared.index(chunk).slice(FIRST, Q_PIECE, 1).store(both)
+    both = gl.join(high, low).reshape([BLOCK_H // 8, 8, SIZE, 2]).permute((0, 3, 1, 2)).reshape([2 * BLOCK_H, SIZE])
+    target.index(operand).slice(FIRST, SIZE, 1).store(both)
 
 
 @gluon.jit
-def prepare_q(q_raw, q_shared, scales, score_scale):
-    """q as fp8 numbers, in place, and what each column's scores are to be multiplied by.
+def highest_of(q):
+    return gl.max(gl.abs(q.to(gl.float32)), 1)
+
+
+@gluon.jit
+def prepare_q(W: gl.constexpr, q_latent, q_rope, scales, score_scale):
+    """Q_COLUMNS columns of q as fp8 numbers, in place, and what their scores are to be multiplied by.
 
     A column is scaled by a power of two, and high + low has bf16's 8 significant bits, so nothing is lost.
-    Loops of few instructions: what a program executes once it waits for, 128 bytes at a time.
+    Loops of few instructions: a program waits for code that it executes once, 128 bytes at a time.
     """
+    FIRST: gl.constexpr = W * Q_COLUMNS
     none = gl.program_id(1)  # 0, but unknown to the compiler, which would unroll the loops
-    highest = gl.zeros([BLOCK_H, Q_PIECE], gl.float32, Q_COPY)
+    raw_latent = q_latent._reinterpret(gl.bfloat16, [2 * CHUNKS, BLOCK_H, CHUNK // 2], Q_LATENT_RAW)
+    raw_rope = q_rope._reinterpret(gl.bfloat16, [2, BLOCK_H, ROPE // 2], Q_ROPE_RAW)
+    highest = gl.maximum(
+        highest_of(raw_rope.index(0).slice(FIRST, Q_COLUMNS).load(Q_ROPE_COPY)),
+        highest_of(raw_rope.index(1).slice(FIRST, Q_COLUMNS).load(Q_ROPE_COPY)),
+    )
+    highest = gl.convert_layout(highest, COLUMN_OF_Q)
     for piece in range(none, 2 * CHUNKS):
-        highest = gl.maximum(highest, gl.abs(q_raw.index(piece).load(Q_COPY).to(gl.float32)))
-    highest = gl.max(highest, 1)
+        highest = gl.maximum(highest, highest_of(raw_latent.index(piece).slice(FIRST, Q_COLUMNS).load(Q_COPY)))
     highest = gl.where(highest > 1e-35, highest, 1.0)  # FP8_MAX / highest must be finite; zeros stay zeros
     to_fp8 = ((FP8_MAX / highest).to(gl.int32, bitcast=True) & EXPONENT).to(gl.float32, bitcast=True)
+    if score_scale < 0:  # maxima are taken before scores are scaled
+        to_fp8 = -to_fp8
     for chunk in range(none, CHUNKS):
-        left = q_raw.index(2 * chunk).load(Q_COPY).to(gl.float32) * to_fp8[:, None]
-        right = q_raw.index(2 * chunk + 1).load(Q_COPY).to(gl.float32) * to_fp8[:, None]
+        left = raw_latent.index(2 * chunk).slice(FIRST, Q_COLUMNS).load(Q_COPY).to(gl.float32) * to_fp8[:, None]
+        right = raw_latent.index(2 * chunk + 1).slice(FIRST, Q_COLUMNS).load(Q_COPY).to(gl.float32) * to_fp8[:, None]
         gl.thread_barrier()  # every warp has read what is overwritten
-        store_q(q_shared, chunk, 0, left)
-        store_q(q_shared, chunk, Q_PIECE, right)
+        store_q(W, q_latent, chunk * Q_PARTS, 0, left)
+        store_q(W, q_latent, chunk * Q_PARTS, CHUNK // 2, right)
+    of_rope = gl.convert_layout(to_fp8, COLUMN_OF_Q_ROPE)[:, None]
+    left = raw_rope.index(0).slice(FIRST, Q_COLUMNS).load(Q_ROPE_COPY).to(gl.float32) * of_rope
+    right = raw_rope.index(1).slice(FIRST, Q_COLUMNS).load(Q_ROPE_COPY).to(gl.float32) * of_rope
+    gl.thread_barrier()
+    store_q(W, q_rope, 0, 0, left)
+    store_q(W, q_rope, 0, ROPE // 2, right)
     scale = score_scale / to_fp8
-    scales.store(scale + 0.0 * scale)  # an infinite one makes every score NaN
+    scales.slice(FIRST, Q_COLUMNS).store(scale + 0.0 * scale)  # an infinite one makes every score NaN
 
 
 @gluon.jit
-def start_scores(q_shared, latent, rope, zero):
+def start_scores(q_latent, q_rope, latent, rope, zero):
     """Start the products of a tile, small ones first: fp8 wgmma keeps about 13 bits of the running sum."""
     scores = gl.zeros([64, BLOCK_N], gl.float32, PRODUCT)
     for part in gl.static_range(Q_PARTS):
+        # `zero` is one at run time only: otherwise the compiler keeps a descriptor for each wgmma in registers.
         for chunk in gl.static_range(CHUNKS):
-            # `zero` is one at run time only: otherwise the compiler keeps a descriptor for each wgmma in registers.
-            some_q = q_shared.index((chunk + 1) * Q_PARTS - 1 - part + zero)
-            if chunk < CHUNKS - 1:
-                k = latent.slice(chunk * CHUNK, CHUNK, 1)
-            else:
-                k = rope
-            scores = warpgroup_mma(some_q, k.permute((1, 0)), scores, use_acc=(part + chunk) > 0, is_async=True)
+            some_q = q_latent.index((chunk + 1) * Q_PARTS - 1 - part + zero)
+            some_k = latent.slice(chunk * CHUNK, CHUNK, 1).permute((1, 0))
+            scores = warpgroup_mma(some_q, some_k, scores, use_acc=part + chunk > 0, is_async=True)
+        some_q = q_rope.index(Q_PARTS - 1 - part + zero)
+        scores = warpgroup_mma(some_q, rope.permute((1, 0)), scores, is_async=True)
     return scores
 
 
@@ -288,21 +310,19 @@ def clean(W: gl.constexpr, words):
 
 
 @gluon.jit
-def follow(even, odd, l, reference, new):
-    """O^T and the sum of weights, from one reference to another."""
-    shrink = gl.exp2(reference - new)
-    of_output = gl.convert_layout(shrink, COLUMN_OF_OUTPUT)[None, :]
-    return even * of_output, odd * of_output, l * shrink
+def follow(even, odd, l, shrink):
+    """O^T and the sum of weights, from one reference to the next."""
+    of_output = shrink.load(COLUMN_OF_OUTPUT)[None, :]
+    return even * of_output, odd * of_output, l * shrink.load(COLUMN)
 
 
 @gluon.jit
-def take_over(W: gl.constexpr, phase, wanted, even, odd, l, reference, references, moved, weights_full):
+def take_over(W: gl.constexpr, phase, wanted, even, odd, l, references, shrinks, moved, weights_full):
     """Wait for the weights of warpgroup W's tile, and follow its references."""
     mbarrier.wait(weights_full.index(W), phase, pred=wanted)
-    new = references.index(W).load(COLUMN)
     if gl.max(moved.index(W).load(FLAGS), 0) != 0:
-        even, odd, l = follow(even, odd, l, reference, new)
-    return even, odd, l, new
+        even, odd, l = follow(even, odd, l, shrinks.index(W))
+    return even, odd, l, references.index(W).load(COLUMN)
 
 
 @gluon.jit
@@ -312,17 +332,33 @@ def weights_of(W: gl.constexpr, p_ring, slot, p_rest):
 
 
 @gluon.jit
-def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, result):
+def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, result):
     """Warpgroup W: the softmax of the tiles that it owns, and its half of the output over all tiles."""
     latent, rope = ring
-    p_rest, references, moved, sums, scales, weights_full, weights_empty, sums_full, q_full = shared
-    begin, end, least, limits, turns, score_scale, scale = part
+    (
+        p_rest,
+        references,
+        shrinks,
+        moved,
+        sums,
+        scales,
+        v_scale,
+        weights_full,
+        weights_empty,
+        sums_full,
+        q_here,
+        q_full,
+    ) = shared
+    begin, end, whole, limits, turns, score_scale = part
     partial, partial_lse, places = result
     OTHER: gl.constexpr = 1 - W
     if W == 0:
         async_copy.wait_group(0)  # this warpgroup's threads have sent for q
         gl.thread_barrier()
-        prepare_q(q_raw, q_shared, scales, score_scale)
+        mbarrier.arrive(q_here.index(0))
+    if W < BLOCK_H // Q_COLUMNS:
+        mbarrier.wait(q_here.index(0), 0)
+        prepare_q(W, q_latent, q_rope, scales, score_scale)
         fence_async_shared()  # wgmma reads q through the async proxy
         gl.thread_barrier()
         mbarrier.arrive(q_full.index(0))
@@ -337,19 +373,18 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
 
     # Each turn: start the own scores, multiply the other's last tile behind them, make weights, multiply the own tile.
     # Warpgroup 0 has no tile of the other's in its first turn: it multiplies its own, and then begins anew.
-    for turn in range(turns):
+    for turn in tl.range(turns, disable_licm=True):  # what is hoisted would spill
         tile = 2 * turn + W
         last = gl.maximum(tile - 1, 0)
         slot = tile % STAGES
         last_slot = last % STAGES
-        start = begin + tile * BLOCK_N  # first row of the own tile
         mbarrier.wait(full.index(slot), tile // STAGES & 1)
-        scores = start_scores(q_shared, latent.index(slot), rope.index(slot), turn * gl.program_id(1))
+        scores = start_scores(q_latent, q_rope, latent.index(slot), rope.index(slot), turn * gl.program_id(1))
         even, odd, l, reference = take_over(
-            OTHER, (turn + W + 1) & 1, tile > 0, even, odd, l, reference, references, moved, weights_full
+            OTHER, (turn + W + 1) & 1, tile > 0, even, odd, l, references, shrinks, moved, weights_full
         )
         mbarrier.wait(full.index(last_slot), last // STAGES & 1)
-        if (start > least) & (tile > 0):
+        if (last >= whole) & (tile > 0):
             clean(W, word_ring.index(last_slot))
         even, odd = start_output(
             W, even, odd, pair_ring.index(last_slot), weights_of(OTHER, p_ring, last_slot, p_rest), True
@@ -358,8 +393,8 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
 
         of_high, of_low = gl.split(scores.reshape([BLOCK_H // 8, 2, 8, BLOCK_N]).permute((0, 2, 3, 1)))
         scores = gl.convert_layout((of_high + of_low).reshape([BLOCK_H, BLOCK_N]), SCORES)
-        if start + BLOCK_N > least:
-            n = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCORES))
+        if tile >= whole:
+            n = begin + tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCORES))
             scores = gl.where((n)[None, :] < limits.load(COLUMN)[:, None], scores, float("-inf"))
         column_scale = scales.load(COLUMN)
         m = gl.max(scores, 1) * column_scale
@@ -372,6 +407,7 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
         lower_place.store(lower)
         upper_place.store(upper)
         references.index(W).store(new)
+        shrinks.index(W).store(gl.exp2(reference - new))
         moved.index(W).store(gl.max(rises.to(gl.int32).reshape([4, BLOCK_H // 4]), 1))
         fence_async_shared()  # wgmma reads the weights through the async proxy
         gl.thread_barrier()
@@ -381,10 +417,10 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
         mbarrier.arrive(weights_empty.index(OTHER))
 
         if gl.max(moved.index(W).load(FLAGS), 0) != 0:
-            even, odd, l = follow(even, odd, l, reference, new)
+            even, odd, l = follow(even, odd, l, shrinks.index(W))
         reference = new
         l += gl.sum(weights, 1)
-        if start + BLOCK_N > least:
+        if tile >= whole:
             clean(W, word_ring.index(slot))
         even, odd = start_output(W, even, odd, pair_ring.index(slot), weights_of(W, p_ring, slot, p_rest), tile > 0)
         even, odd = warpgroup_mma_wait(0, deps=[even, odd])
@@ -395,10 +431,10 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
             last = 2 * turns - 1
             last_slot = last % STAGES
             even, odd, l, reference = take_over(
-                OTHER, (turns + 1) & 1, True, even, odd, l, reference, references, moved, weights_full
+                OTHER, (turns + 1) & 1, True, even, odd, l, references, shrinks, moved, weights_full
             )
             mbarrier.wait(full.index(last_slot), last // STAGES & 1)
-            if begin + 2 * turns * BLOCK_N > least:
+            if last >= whole:
                 clean(W, word_ring.index(last_slot))
             even, odd = start_output(
                 W, even, odd, pair_ring.index(last_slot), weights_of(OTHER, p_ring, last_slot, p_rest), True
@@ -409,9 +445,8 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
     gl.thread_barrier()
     mbarrier.arrive(sums_full.index(W))
     mbarrier.wait(sums_full.index(OTHER), 0)
-    total = l + sums.index(OTHER).load(COLUMN)
-    log_sum = reference + gl.log2(total)  # nothing visible: -inf
-    norm = gl.convert_layout(gl.where(total == 0, 0.0, scale / total), COLUMN_OF_OUTPUT)  # nothing visible: out 0
+    total = sums.index(0).load(COLUMN_OF_OUTPUT) + sums.index(1).load(COLUMN_OF_OUTPUT)
+    norm = gl.where(total == 0, 0.0, gl.max(v_scale.load(FLAGS), 0) / total)  # nothing visible: out 0
     even = even * norm[None, :]
     odd = odd * norm[None, :]
     at = places.load(COLUMN_OF_OUTPUT)
@@ -421,21 +456,22 @@ def consume(W: gl.constexpr, q_raw, q_shared, ring, full, empty, shared, part, r
     both = even.to(gl.uint32, bitcast=True).to(gl.int64)
     both = (odd.to(gl.int32, bitcast=True).to(gl.int64) << 32) | both
     target = partial.to(gl.pointer_type(gl.int64)) + at.to(gl.int64)[None, :] * PAIRS + pair[:, None]
-    if begin < end:  # a part without rows leaves its partial as it is
+    if turns > 0:  # a part without rows leaves its partial as it is
         gl.store(target, both, mask=exists[None, :])
     if W == 0:
+        log_sum = reference + gl.log2(l + sums.index(1).load(COLUMN))  # nothing visible: -inf
         at = places.load(COLUMN)
         gl.store(partial_lse + at, log_sum, mask=at >= 0)
 
 
 @gluon.jit
-def consume_first(q_raw, q_shared, ring, full, empty, shared, part, result):
-    consume(0, q_raw, q_shared, ring, full, empty, shared, part, result)
+def consume_first(q_latent, q_rope, ring, full, empty, shared, part, result):
+    consume(0, q_latent, q_rope, ring, full, empty, shared, part, result)
 
 
 @gluon.jit
-def consume_second(q_raw, q_shared, ring, full, empty, shared, part, result):
-    consume(1, q_raw, q_shared, ring, full, empty, shared, part, result)
+def consume_second(q_latent, q_rope, ring, full, empty, shared, part, result):
+    consume(1, q_latent, q_rope, ring, full, empty, shared, part, result)
 
 
 @gluon.jit(do_not_specialize=["batch", "blocks", "total_q"])
@@ -451,22 +487,26 @@ def stage1(
     kv_visible and kv_scale may be None.
     """
     gdc_launch_dependents()  # stage 2 may take its place on the SMs now; it waits for this grid's end
-    q_shared = gl.allocate_shared_memory(gl.float8e4nv, [Q_PARTS * CHUNKS, 64, CHUNK], KV_ROPE)
+    q_latent = gl.allocate_shared_memory(gl.float8e4nv, [Q_PARTS * CHUNKS, 64, CHUNK], KV_LATENT)
+    q_rope = gl.allocate_shared_memory(gl.float8e4nv, [Q_PARTS, 64, ROPE], KV_ROPE)
     latent = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, LATENT], KV_LATENT)
     rope = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK_N, ROPE], KV_ROPE)
     p_rest = gl.allocate_shared_memory(gl.float16, [4, BLOCK_H, P_ROWS], WEIGHTS)
-    p_rest.index(2).store(gl.zeros([BLOCK_H, P_ROWS], gl.float16, Q_COPY))
-    p_rest.index(3).store(gl.zeros([BLOCK_H, P_ROWS], gl.float16, Q_COPY))
+    p_rest.index(2).store(gl.zeros([BLOCK_H, P_ROWS], gl.float16, Q_ROPE_COPY))
+    p_rest.index(3).store(gl.zeros([BLOCK_H, P_ROWS], gl.float16, Q_ROPE_COPY))
     references = gl.allocate_shared_memory(gl.float32, [2, BLOCK_H], VECTOR)
+    shrinks = gl.allocate_shared_memory(gl.float32, [2, BLOCK_H], VECTOR)
     moved = gl.allocate_shared_memory(gl.int32, [2, 4], VECTOR)
     sums = gl.allocate_shared_memory(gl.float32, [2, BLOCK_H], VECTOR)
-    scales = gl.allocate_shared_memory(gl.float32, [BLOCK_H], VECTOR)
+    scales = gl.allocate_shared_memory(gl.float32, [BLOCK_H], VECTOR)  # of the columns' scores
+    v_scale = gl.allocate_shared_memory(gl.float32, [4], VECTOR)  # one number; registers are short
     places = gl.allocate_shared_memory(gl.int32, [BLOCK_H], VECTOR)  # of the columns' results
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     weights_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     weights_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     sums_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_here = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
@@ -475,7 +515,8 @@ def stage1(
         mbarrier.init(weights_full.index(warpgroup), count=1)
         mbarrier.init(weights_empty.index(warpgroup), count=1)
         mbarrier.init(sums_full.index(warpgroup), count=1)
-    mbarrier.init(q_full.index(0), count=1)
+    mbarrier.init(q_here.index(0), count=1)
+    mbarrier.init(q_full.index(0), count=BLOCK_H // Q_COLUMNS)
     # Of the tile before the first one, which warpgroup 0 multiplies.
     references.index(1).store(gl.full([BLOCK_H], NOTHING_SEEN, gl.float32, COLUMN))
     moved.index(1).store(gl.zeros([4], gl.int32, FLAGS))
@@ -491,24 +532,37 @@ def stage1(
         return
 
     # q is on its way to shared memory while the request's ranges come.
-    q_raw = q_shared._reinterpret(gl.bfloat16, [2 * CHUNKS, BLOCK_H, Q_PIECE], Q_RAW)
+    raw_latent = q_latent._reinterpret(gl.bfloat16, [2 * CHUNKS, BLOCK_H, CHUNK // 2], Q_LATENT_RAW)
+    raw_rope = q_rope._reinterpret(gl.bfloat16, [2, BLOCK_H, ROPE // 2], Q_ROPE_RAW)
     column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_COPY))
     q_row = row_of(column, q_begin, q_end, total_q)
     head = column % HEADS
-    exists = column < (q_end - q_begin) * HEADS
     q_from = q + (q_row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh)[:, None]
-    q_from += gl.arange(0, Q_PIECE, gl.SliceLayout(0, Q_COPY))[None, :]
+    q_from += (0 + gl.arange(0, CHUNK // 2, gl.SliceLayout(0, Q_COPY)))[None, :]
     for piece in range(gl.program_id(1), 2 * CHUNKS):
-        async_copy.async_copy_global_to_shared(q_raw.index(piece), q_from + piece * Q_PIECE, mask=exists[:, None])
+        async_copy.async_copy_global_to_shared(
+            raw_latent.index(piece), q_from + piece * (CHUNK // 2), mask=column[:, None] < (q_end - q_begin) * HEADS
+        )
+    column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_COPY))
+    q_row = row_of(column, q_begin, q_end, total_q)
+    head = column % HEADS
+    q_from = q + (q_row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh)[:, None]
+    q_from += (LATENT + gl.arange(0, ROPE // 2, gl.SliceLayout(0, Q_ROPE_COPY)))[None, :]
+    for piece in gl.static_range(2):
+        async_copy.async_copy_global_to_shared(
+            raw_rope.index(piece), q_from + piece * (ROPE // 2), mask=column[:, None] < (q_end - q_begin) * HEADS
+        )
     async_copy.commit_group()
 
     column = first_column + gl.arange(0, BLOCK_H, COLUMN)
-    query_row = row_of(column, q_begin, q_end, total_q)
-    kv_begin, limit = limits_of(query_row, request, q_begin, q_end, kv_indptr, kv_visible, batch)
+    kv_begin, limit = limits_of(
+        row_of(column, q_begin, q_end, total_q), request, q_begin, q_end, kv_indptr, kv_visible, batch
+    )
     visible = gl.max(limit, 0)
     least = gl.min(limit, 0)
-    scale = 1.0
-    if kv_scale is not None:
+    if kv_scale is None:
+        scale = 1.0
+    else:
         scale = gl.load(kv_scale)
     rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
@@ -517,18 +571,33 @@ def stage1(
     limits = gl.allocate_shared_memory(gl.int32, [BLOCK_H], VECTOR)
     limits.store(gl.minimum(limit, end))
     kv_row = kv_begin.to(gl.int32)  # TMA counts rows in 32 bits
-    head = column % HEADS
-    place = (query_row.to(gl.int64) * HEADS + head) * SPLITS + split
+    column = first_column + gl.arange(0, BLOCK_H, COLUMN)
+    place = (row_of(column, q_begin, q_end, total_q).to(gl.int64) * HEADS + column % HEADS) * SPLITS + split
     places.store(gl.where(column < (q_end - q_begin) * HEADS, place, -1).to(gl.int32))  # of no column: -1
+    v_scale.store(gl.full([4], scale, gl.float32, FLAGS))
     turns = gl.cdiv(end - begin, 2 * BLOCK_N)
     ring = (latent, rope)
-    shared = (p_rest, references, moved, sums, scales, weights_full, weights_empty, sums_full, q_full)
-    part = (begin, end, least, limits, turns, sm_scale * scale * LOG2E, scale)
+    shared = (
+        p_rest,
+        references,
+        shrinks,
+        moved,
+        sums,
+        scales,
+        v_scale,
+        weights_full,
+        weights_empty,
+        sums_full,
+        q_here,
+        q_full,
+    )
+    whole = gl.maximum(least - begin, 0) // BLOCK_N  # tiles that every column sees whole
+    part = (begin, end, whole, limits, turns, sm_scale * scale * LOG2E)
     result = (partial, partial_lse, places)
     gl.warp_specialize(
         [
-            (consume_first, (q_raw, q_shared, ring, full, empty, shared, part, result)),
-            (consume_second, (q_raw, q_shared, ring, full, empty, shared, part, result)),
+            (consume_first, (q_latent, q_rope, ring, full, empty, shared, part, result)),
+            (consume_second, (q_latent, q_rope, ring, full, empty, shared, part, result)),
             (bring, (kv_latent, kv_rope, ring, full, empty, kv_row, begin, 2 * turns)),
         ],
         [4, 1],

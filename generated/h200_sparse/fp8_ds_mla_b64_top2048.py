@@ -16,7 +16,7 @@ Stage 1 folds tiles of 64 records into a running softmax, transposed so that the
     W_g     = 2^(S^T - m) scale[row, g]                                                f16; m counts the row's largest scale
     O^T [latent, heads] of group g += V_g^T W_g                                        f16 mma_v2, V^T from registers
 
-Of the 8 warps 4 gather: they look a tile's records up a tile ahead, and copy them into a ring of 2 tiles by
+Of the 8 warps 4 gather: they look a tile up while they wait for a place for it, and copy its records into a ring of 2 tiles by
 cp.async, 16 bytes a lane, in strips of 16 records. An entry of -1 asks for nothing and becomes zeros, so that what nobody
 names is never read. A copy's arrival at the ring's barrier is the hardware's; the warps that multiply wait there.
 Scales are used as stored, each on its own: q is two fp8 numbers under one scale a head, the weights are f16.
@@ -129,31 +129,27 @@ def gather(kv, listed, latent_ring, rope_ring, scale_ring, entry_ring, full, emp
     of_scale = gl.load(listed + n_scale, mask=n_scale < rows, other=-1)
     for tile in range(tiles):
         slot = tile % STAGES
-        now_latent_0, now_rope_0 = latent_0, rope_0
-        now_latent_16, now_rope_16 = latent_16, rope_16
-        now_latent_32, now_rope_32 = latent_32, rope_32
-        now_latent_48, now_rope_48 = latent_48, rope_48
-        now_scale = of_scale
-        left = rows - (tile + 1) * BLOCK_N
-        ahead = listed + (tile + 1) * BLOCK_N
-        latent_0, rope_0 = look_up(ahead, left, 0)
-        latent_16, rope_16 = look_up(ahead, left, 16)
-        latent_32, rope_32 = look_up(ahead, left, 32)
-        latent_48, rope_48 = look_up(ahead, left, 48)
-        of_scale = gl.load(ahead + n_scale, mask=n_scale < left, other=-1)
+        left = rows - tile * BLOCK_N
         mbarrier.wait(empty.index(slot), (tile // STAGES & 1) ^ 1)
         latent = latent_ring.index(slot)
         rope = rope_ring.index(slot)
-        ask(latent, rope, kv, now_latent_0, now_rope_0, 0)
-        ask(latent, rope, kv, now_latent_16, now_rope_16, 16)
-        ask(latent, rope, kv, now_latent_32, now_rope_32, 32)
-        ask(latent, rope, kv, now_latent_48, now_rope_48, 48)
-        at = gl.maximum(now_scale, 0).to(gl.int64) * (RECORD // 4)
+        ask(latent, rope, kv, latent_0, rope_0, 0)
+        ask(latent, rope, kv, latent_16, rope_16, 16)
+        ask(latent, rope, kv, latent_32, rope_32, 32)
+        ask(latent, rope, kv, latent_48, rope_48, 48)
+        at = gl.maximum(of_scale, 0).to(gl.int64) * (RECORD // 4)
         source = kv.to(gl.pointer_type(gl.float32)) + (at[:, None] + group[None, :])
-        async_copy.async_copy_global_to_shared(scale_ring.index(slot), source, mask=(now_scale >= 0)[:, None])
+        async_copy.async_copy_global_to_shared(scale_ring.index(slot), source, mask=(of_scale >= 0)[:, None])
         entries = listed + tile * BLOCK_N + n_entry
-        async_copy.async_copy_global_to_shared(entry_ring.index(slot), entries, mask=n_entry < left + BLOCK_N)
+        async_copy.async_copy_global_to_shared(entry_ring.index(slot), entries, mask=n_entry < left)
         async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+        # The next tile's entries come while it waits for a place.
+        ahead = listed + (tile + 1) * BLOCK_N
+        latent_0, rope_0 = look_up(ahead, left - BLOCK_N, 0)
+        latent_16, rope_16 = look_up(ahead, left - BLOCK_N, 16)
+        latent_32, rope_32 = look_up(ahead, left - BLOCK_N, 32)
+        latent_48, rope_48 = look_up(ahead, left - BLOCK_N, 48)
+        of_scale = gl.load(ahead + n_scale, mask=n_scale < left - BLOCK_N, other=-1)
 
 
 @gluon.jit
@@ -411,7 +407,7 @@ def stage1(q, kv, partial, partial_lse, indices, topk_lens, kv_scale, sm_scale, 
             (gather, (kv, listed + begin, latent_ring, rope_ring, scale_ring, entry_ring, full, empty, tiles, rows)),
         ],
         [GATHERING],
-        [56],
+        [64],
     )
 
 

@@ -26,9 +26,8 @@ Word c of V so yields columns 8 c + j, which the MMA gets as column 64 j + c; re
 the order when O is stored.
 
 A tile is always 64 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
-repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile,
-peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers.
+repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile, peeled, knows a mask, and no row
+outside the request is read. While a tile is multiplied out of LDS the next one is on its way into registers.
 
 37 KB of LDS and 4 waves of at most 256 registers a lane: room for one program on a CU.
 
@@ -166,6 +165,12 @@ def remap(program):
     longer = programs % XCDS  # the first XCDs run one program more
     xcd = program % XCDS
     return xcd * (programs // XCDS) + tl.minimum(xcd, longer) + program // XCDS
+
+
+@gluon.jit
+def query_at(row, head, stride_qt, stride_qh):
+    """Where in q the numbers of a query row's head begin."""
+    return row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh
 
 
 @gluon.jit
@@ -323,21 +328,19 @@ def stage1(
     partial [total_q, HEADS, splits, LATENT]; partial_lse [total_q, HEADS, splits]. kv_visible and kv_scale may be None.
     """
     program = remap(gl.program_id(0))
-    first_head = 0
+    first_column = 0
     split = program % splits
     row = program // splits
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     rows_per_split = gl.cdiv(gl.cdiv(visible, splits), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
-    partial += (row.to(gl.int64) * (HEADS * splits) + split) * LATENT
-    partial_lse += row.to(gl.int64) * (HEADS * splits) + split
-    head = first_head + gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
     if begin >= end:
+        column = first_column + gl.arange(0, BLOCK_H, OUT_ROW)
+        at = (row.to(gl.int64) * HEADS + column) * splits + split
         # A split without rows leaves its partial as it is.
         no_key = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
-        gl.store(partial_lse + head * splits, no_key)
+        gl.store(partial_lse + at, no_key)
         return
 
     # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
@@ -353,13 +356,14 @@ def stage1(
     next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
 
     # q in fp8, each head scaled to fp8's range; what it was divided by goes into the scale of its scores.
-    q += row.to(gl.int64) * stride_qt
-    latent_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT_LOAD))
-    latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT_LOAD))
-    rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
+    of_latent = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT_LOAD))
+    of_rope = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
+    q_latent_at = query_at(row, of_latent, stride_qt, stride_qh)
+    q_rope_at = query_at(row, of_rope, stride_qt, stride_qh)
+    latent_from = gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT_LOAD))
     rope_from = gl.arange(LATENT, LATENT + ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))
-    q_latent = gl.load(q + ((latent_head.to(gl.int64) * stride_qh)[:, None] + latent_column[None, :]))
-    q_rope = gl.load(q + ((rope_head.to(gl.int64) * stride_qh)[:, None] + rope_from[None, :]))
+    q_latent = gl.load(q + (q_latent_at[:, None] + latent_from[None, :]))
+    q_rope = gl.load(q + (q_rope_at[:, None] + rope_from[None, :]))
     q_latent = q_latent.to(gl.float32)
     q_rope = q_rope.to(gl.float32)
     top = gl.convert_layout(gl.max(gl.abs(q_rope), 1), gl.SliceLayout(1, Q_LATENT_LOAD))
@@ -382,10 +386,11 @@ def stage1(
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
     weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
-    for start in range(begin, end - BLOCK_N, BLOCK_N):
+    whole = begin + (end - 1 - begin) // BLOCK_N * BLOCK_N  # all tiles but the last one
+    for start in range(begin, whole, BLOCK_N):
         latent.store(without_minus_zero(next_latent))
         rope.store(without_minus_zero(next_rope))
-        tile_row = gl.minimum(start + BLOCK_N, end - BLOCK_N)
+        tile_row = gl.maximum(gl.minimum(start + BLOCK_N, end - BLOCK_N), 0)
         next_latent = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets, cache=".cg")
         next_rope = cdna3.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
         scores = score(q_latent, q_rope, latent, rope, score_scale)
@@ -397,9 +402,8 @@ def stage1(
     latent.store(without_minus_zero(next_latent))
     rope.store(without_minus_zero(next_rope))
     scores = score(q_latent, q_rope, latent, rope, score_scale)
-    kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
-    is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, LOWEST)
+    kv_row = gl.maximum(gl.minimum(whole, end - BLOCK_N), 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
+    scores = gl.where(((kv_row >= whole) & (kv_row < end))[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
     weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
@@ -408,10 +412,12 @@ def stage1(
     acc = acc * (scale / weight_sum)[:, None]
     acc = gl.reshape(gl.permute(gl.reshape(acc, [BLOCK_H, 8, LATENT // 8]), [0, 2, 1]), [BLOCK_H, LATENT])
     acc = gl.convert_layout(acc, OUT, assert_trivial=True)
+    column = first_column + gl.arange(0, BLOCK_H, OUT_ROW)
+    at = (row.to(gl.int64) * HEADS + column) * splits + split
+    latent_column = gl.arange(0, LATENT, OUT_COLUMN)
     log_sum = gl.convert_layout(m + gl.log2(weight_sum) - P_SHIFT, OUT_ROW)
-    at = (head * splits * LATENT)[:, None] + column[None, :]
-    gl.store(partial + at, acc)
-    gl.store(partial_lse + head * splits, log_sum)
+    gl.store(partial + ((at * LATENT)[:, None] + latent_column[None, :]), acc)
+    gl.store(partial_lse + at, log_sum)
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -39,9 +39,25 @@ TOKEN_SHAPES = {"fp8_e4m3fn": {}, "bf16": {}}
 # KV dtype -> the kernels for any other call, and what the rule of choice knows of them
 GENERAL = {
     "fp8_e4m3fn": dict(
-        direct="fp8_e4m3fn_any_direct", split="fp8_e4m3fn_any", units=256, resident=1, block_n=128, head_blocks=1
+        direct="fp8_e4m3fn_any_direct",
+        split="fp8_e4m3fn_any",
+        units=256,
+        resident=1,
+        block_n=128,
+        head_blocks=1,
+        balanced="fp8_e4m3fn_balanced",
+        balanced_rows=256,
     ),
-    "bf16": dict(direct="bf16_any_direct", split="bf16_any", units=256, resident=2, block_n=64, head_blocks=1),
+    "bf16": dict(
+        direct="bf16_any_direct",
+        split="bf16_any",
+        units=256,
+        resident=2,
+        block_n=64,
+        head_blocks=1,
+        balanced="bf16_balanced",
+        balanced_rows=256,
+    ),
 }
 
 # KV dtype -> query tokens that a block of columns takes -> the same of the kernels with such blocks

@@ -17,9 +17,8 @@ Stage 1 folds tiles of 64 KV rows into a running softmax, with 4 waves:
 K is read from LDS as it lies, V through the transposing LDS read (ds_read_b64_tr_b16).
 
 A tile is always 64 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
-repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile,
-peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers.
+repeats are masked; a request with fewer than 64 visible rows repeats its last row instead. So only the last tile, peeled, knows a mask, and no row
+outside the request is read. While a tile is multiplied out of LDS the next one is on its way into registers.
 
 76 KB of LDS and 4 waves of at most 256 registers a lane: room for two programs on a CU.
 
@@ -124,6 +123,12 @@ def remap(program):
 
 
 @gluon.jit
+def query_at(row, head, stride_qt, stride_qh):
+    """Where in q the numbers of a query row's head begin."""
+    return row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh
+
+
+@gluon.jit
 def ones():
     """A V of ones."""
     return gl.full([BLOCK_N, 16], 1.0, gl.bfloat16, B_OPERAND)
@@ -170,21 +175,19 @@ def stage1(
     partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS]. kv_visible and kv_scale may be None.
     """
     program = remap(gl.program_id(0))
-    first_head = 0
+    first_column = 0
     split = program % SPLITS
     row = program // SPLITS
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
-    partial += (row.to(gl.int64) * (HEADS * SPLITS) + split) * LATENT
-    partial_lse += row.to(gl.int64) * (HEADS * SPLITS) + split
-    head = first_head + gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
     if begin >= end:
+        column = first_column + gl.arange(0, BLOCK_H, OUT_ROW)
+        at = (row.to(gl.int64) * HEADS + column) * SPLITS + split
         # A split without rows leaves its partial as it is.
         no_key = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
-        gl.store(partial_lse + head * SPLITS, no_key)
+        gl.store(partial_lse + at, no_key)
         return
 
     # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
@@ -200,12 +203,12 @@ def stage1(
     next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
 
     # q's latent part stays in registers; its rope part, read once a tile, in LDS: registers are short here.
-    q += row.to(gl.int64) * stride_qt
-    q_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, A_OPERAND))
+    q_column = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, A_OPERAND))
+    q_at = query_at(row, q_column, stride_qt, stride_qh)
     q_latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, A_OPERAND))
     q_rope_column = gl.arange(LATENT, ROW, gl.SliceLayout(0, A_OPERAND))
-    q_latent = gl.load(q + ((q_head.to(gl.int64) * stride_qh)[:, None] + q_latent_column[None, :]))
-    q_rope = gl.load(q + ((q_head.to(gl.int64) * stride_qh)[:, None] + q_rope_column[None, :]))
+    q_latent = gl.load(q + (q_at[:, None] + q_latent_column[None, :]))
+    q_rope = gl.load(q + (q_at[:, None] + q_rope_column[None, :]))
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_H, ROPE], SHARED, q_rope)
     scale = 1.0
     if kv_scale is not None:
@@ -217,10 +220,11 @@ def stage1(
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
     weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
-    for start in range(begin, end - BLOCK_N, BLOCK_N):
+    whole = begin + (end - 1 - begin) // BLOCK_N * BLOCK_N  # all tiles but the last one
+    for start in range(begin, whole, BLOCK_N):
         latent.store(next_latent)
         rope.store(next_rope)
-        tile_row = gl.minimum(start + BLOCK_N, end - BLOCK_N)
+        tile_row = gl.maximum(gl.minimum(start + BLOCK_N, end - BLOCK_N), 0)
         next_latent = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets, cache=".cg")
         next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
         scores = score(q_latent, q_rope, latent, rope, score_scale)
@@ -230,17 +234,18 @@ def stage1(
     latent.store(next_latent)
     rope.store(next_rope)
     scores = score(q_latent, q_rope, latent, rope, score_scale)
-    kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
-    is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, LOWEST)
+    kv_row = gl.maximum(gl.minimum(whole, end - BLOCK_N), 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
+    scores = gl.where(((kv_row >= whole) & (kv_row < end))[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
     weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
     acc = acc * (scale / weight_sum)[:, None]
+    column = first_column + gl.arange(0, BLOCK_H, OUT_ROW)
+    at = (row.to(gl.int64) * HEADS + column) * SPLITS + split
+    latent_column = gl.arange(0, LATENT, OUT_COLUMN)
     log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
-    at = (head * SPLITS * LATENT)[:, None] + column[None, :]
-    gl.store(partial + at, acc)
-    gl.store(partial_lse + head * SPLITS, log_sum)
+    gl.store(partial + ((at * LATENT)[:, None] + latent_column[None, :]), acc)
+    gl.store(partial_lse + at, log_sum)
 
 
 @triton.jit(do_not_specialize=[])

@@ -24,9 +24,8 @@ K is read from LDS as it lies: 16 neighbouring bytes a lane, twice (k_width 16).
 LDS read (ds_read_b64_tr_b8). 8 waves keep two on each SIMD.
 
 A tile is always 128 rows that exist: the last one is moved back until it ends at the last visible row, and the rows it
-repeats are masked; a request with fewer than 128 visible rows repeats its last row instead. So only the last tile,
-peeled, knows a mask, and no row outside the request is read. While a tile is multiplied out of LDS the next one is on
-its way into registers.
+repeats are masked; a request with fewer than 128 visible rows repeats its last row instead. So only the last tile, peeled, knows a mask, and no row
+outside the request is read. While a tile is multiplied out of LDS the next one is on its way into registers.
 
 76 KB of LDS and 8 waves of at most 256 registers a lane: room for one program on a CU.
 
@@ -159,6 +158,12 @@ def remap(program):
 
 
 @gluon.jit
+def query_at(row, head, stride_qt, stride_qh):
+    """Where in q the numbers of a query row's head begin."""
+    return row.to(gl.int64) * stride_qt + head.to(gl.int64) * stride_qh
+
+
+@gluon.jit
 def keep_query(x, columns: gl.constexpr):
     """q in fp8 for the loop: in registers, as 32-bit words in the A operand's order.
 
@@ -254,21 +259,19 @@ def stage1(
     partial [total_q, HEADS, SPLITS, LATENT]; partial_lse [total_q, HEADS, SPLITS]. kv_visible and kv_scale may be None.
     """
     program = remap(gl.program_id(0))
-    first_head = 0
+    first_column = 0
     split = program % SPLITS
     row = program // SPLITS
     kv_begin, visible = locate(row, qo_indptr, kv_indptr, kv_visible, batch, q_len)
     rows_per_split = gl.cdiv(gl.cdiv(visible, SPLITS), BLOCK_N) * BLOCK_N  # whole tiles: one tail a query row
     begin = gl.minimum(split * rows_per_split, visible)
     end = gl.minimum(begin + rows_per_split, visible)
-    partial += (row.to(gl.int64) * (HEADS * SPLITS) + split) * LATENT
-    partial_lse += row.to(gl.int64) * (HEADS * SPLITS) + split
-    head = first_head + gl.arange(0, BLOCK_H, OUT_ROW)
-    column = gl.arange(0, LATENT, OUT_COLUMN)
     if begin >= end:
+        column = first_column + gl.arange(0, BLOCK_H, OUT_ROW)
+        at = (row.to(gl.int64) * HEADS + column) * SPLITS + split
         # A split without rows leaves its partial as it is.
         no_key = gl.full([BLOCK_H], float("-inf"), gl.float32, OUT_ROW)
-        gl.store(partial_lse + head * SPLITS, no_key)
+        gl.store(partial_lse + at, no_key)
         return
 
     # The first tile's loads start before anything else. Its address has 64 bits, the offsets within it 32.
@@ -284,14 +287,15 @@ def stage1(
     next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
 
     # q in fp8, each head scaled to fp8's range; what it was divided by goes into the scale of its scores.
-    q += row.to(gl.int64) * stride_qt
-    latent_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT_LOAD))
-    latent_column = gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT_LOAD))
-    rope_head = gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
+    of_latent = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_LATENT_LOAD))
+    of_rope = first_column + gl.arange(0, BLOCK_H, gl.SliceLayout(1, Q_ROPE_LOAD))
+    q_latent_at = query_at(row, of_latent, stride_qt, stride_qh)
+    q_rope_at = query_at(row, of_rope, stride_qt, stride_qh)
+    latent_from = gl.arange(0, LATENT, gl.SliceLayout(0, Q_LATENT_LOAD))
     rope_column = gl.arange(0, 2 * ROPE, gl.SliceLayout(0, Q_ROPE_LOAD))  # its parts are to lie side by side
     rope_from = LATENT + rope_column % ROPE
-    q_latent = gl.load(q + ((latent_head.to(gl.int64) * stride_qh)[:, None] + latent_column[None, :]))
-    q_rope = gl.load(q + ((rope_head.to(gl.int64) * stride_qh)[:, None] + rope_from[None, :]))
+    q_latent = gl.load(q + (q_latent_at[:, None] + latent_from[None, :]))
+    q_rope = gl.load(q + (q_rope_at[:, None] + rope_from[None, :]))
     q_latent = q_latent.to(gl.float32)
     q_rope = q_rope.to(gl.float32)
     top = gl.convert_layout(gl.max(gl.abs(q_rope), 1), gl.SliceLayout(1, Q_LATENT_LOAD))
@@ -315,10 +319,11 @@ def stage1(
     m = gl.full([BLOCK_H], float("-inf"), gl.float32, MMA_ROW)
     weight_sums = gl.zeros([BLOCK_H, 16], gl.float32, MMA)  # 16 times the same: as many columns as an MMA has
     acc = gl.zeros([BLOCK_H, LATENT], gl.float32, MMA)
-    for start in range(begin, end - BLOCK_N, BLOCK_N):
+    whole = begin + (end - 1 - begin) // BLOCK_N * BLOCK_N  # all tiles but the last one
+    for start in range(begin, whole, BLOCK_N):
         latent.store(next_latent)
         rope.store(next_rope)
-        tile_row = gl.minimum(start + BLOCK_N, end - BLOCK_N)
+        tile_row = gl.maximum(gl.minimum(start + BLOCK_N, end - BLOCK_N), 0)
         next_latent = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, latent_offsets, cache=".cg")
         next_rope = cdna4.buffer_load(tile + tile_row.to(gl.int64) * ROW, rope_offsets, cache=".cg")
         scores = score(q_latent, q_latent_rest, q_rope, latent, rope, score_scale)
@@ -328,17 +333,18 @@ def stage1(
     latent.store(next_latent)
     rope.store(next_rope)
     scores = score(q_latent, q_latent_rest, q_rope, latent, rope, score_scale)
-    kv_row = gl.maximum(end - BLOCK_N, 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
-    is_new = (kv_row >= begin + (end - 1 - begin) // BLOCK_N * BLOCK_N) & (kv_row < end)
-    scores = gl.where(is_new[None, :], scores, LOWEST)
+    kv_row = gl.maximum(gl.minimum(whole, end - BLOCK_N), 0) + gl.arange(0, BLOCK_N, MMA_COLUMN)
+    scores = gl.where(((kv_row >= whole) & (kv_row < end))[None, :], scores, LOWEST)
     m, weight_sums, acc = fold(scores, latent, m, weight_sums, acc)
 
     weight_sum = gl.sum(weight_sums, 1) * (1.0 / 16)
     acc = acc * (scale / weight_sum)[:, None]
+    column = first_column + gl.arange(0, BLOCK_H, OUT_ROW)
+    at = (row.to(gl.int64) * HEADS + column) * SPLITS + split
+    latent_column = gl.arange(0, LATENT, OUT_COLUMN)
     log_sum = gl.convert_layout(m + gl.log2(weight_sum), OUT_ROW)
-    at = (head * SPLITS * LATENT)[:, None] + column[None, :]
-    gl.store(partial + at, acc)
-    gl.store(partial_lse + head * SPLITS, log_sum)
+    gl.store(partial + ((at * LATENT)[:, None] + latent_column[None, :]), acc)
+    gl.store(partial_lse + at, log_sum)
 
 
 @triton.jit(do_not_specialize=[])

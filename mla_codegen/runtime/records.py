@@ -4,13 +4,15 @@ They are what engines keep in their caches, and what kernels of these KV types r
 
 fp8_ds_mla   a row: latent columns in e4m3fn, an fp32 scale for each 128 of them, rope columns in bf16 (512 + 64 columns
              are 656 bytes)
-mxfp4_ds_mla a row: latent columns in fp4 (e2m1, column 2i in the low half of a byte), a scale for each 32 of them, a power
-             of two whose byte is its exponent plus 127 (e8m0: 255 is NaN), rope columns in bf16 (512 + 64 columns are 400
-             bytes)
+mxfp4_ds_mla a row: latent columns in fp4 (e2m1, column 2i in the low half of a byte), a scale for each 32 of them, a
+             power of two whose byte is its exponent plus 127 (e8m0: 255 is NaN), rope columns in bf16 (512 + 64
+             columns are 400 bytes)
 fp8_ds_v4    a row: all but the last 64 latent columns in e4m3fn, the last 64, which are the rope, in bf16; a page has
              these of all its rows first, and then for each row a scale for each 64 fp8 columns, a power of two whose
              byte is its exponent plus 127, and a byte that nobody reads (512 columns are 576 + 8 bytes)
 """
+
+from itertools import pairwise
 
 import torch
 
@@ -85,7 +87,7 @@ def _fp4_codes(numbers: torch.Tensor) -> torch.Tensor:
     """[rows, columns] as bytes of two e2m1 codes: the nearest number, of two as near that of the even code."""
     size = numbers.abs()
     codes = torch.zeros_like(numbers, dtype=torch.uint8)
-    for code, (low, high) in enumerate(zip(FP4, FP4[1:], strict=False)):
+    for code, (low, high) in enumerate(pairwise(FP4)):
         middle = (low + high) / 2
         codes += size >= middle if code % 2 else size > middle  # from the odd code on upwards: the tie goes up
     codes |= torch.signbit(numbers).to(torch.uint8) << 3
@@ -94,7 +96,8 @@ def _fp4_codes(numbers: torch.Tensor) -> torch.Tensor:
 
 def _fp4(codes: torch.Tensor) -> torch.Tensor:
     """The numbers of bytes of two e2m1 codes, exactly: fp64 [rows, twice the columns]."""
-    table = torch.tensor([sign * size for sign in (1.0, -1.0) for size in FP4], dtype=torch.float64, device=codes.device)
+    numbers = [sign * size for sign in (1.0, -1.0) for size in FP4]
+    table = torch.tensor(numbers, dtype=torch.float64, device=codes.device)
     return table[torch.stack([codes & 15, codes >> 4], -1).flatten(1).long()]
 
 

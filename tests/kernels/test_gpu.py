@@ -64,7 +64,7 @@ def test_one_long_request_takes_the_whole_device(build: Builder) -> None:
 @pytest.mark.parametrize(("name", "heads"), [("h200_mtp", 16), ("h200_dp", 128)])
 @pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3fn"])
 def test_blocks_of_columns(build: Builder, name: str, heads: int, kv: str) -> None:
-    """What the emulator shows, on the hardware: the kernels of the shapes, and the general ones with splits and without."""
+    """What the emulator shows, on the hardware: kernels of the shapes, and general ones with splits and without."""
     kernels = build(yaml.safe_load((Path(__file__).parents[2] / "specs" / f"{name}.yaml").read_text()))
     case = make_case([300, 65, 0, 1000, 1], q_lens=[4, 2, 1, 5, 0], heads=heads, kv_dtype=kv)
     lse_bound = 5e-3 if kv.startswith("fp8") else 1e-3

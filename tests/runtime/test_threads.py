@@ -159,8 +159,8 @@ def test_descriptors_are_those_of_their_tensor(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(descriptors, "MOST", 16)
     tiles = descriptors.Tiles(torch.bfloat16, 64, ())
 
-    def make(kv: Any) -> tuple[Any, ...]:
-        return (SimpleNamespace(of=(kv.data_ptr(), kv.shape[0]), encoded=b"..."),)
+    def make(kv: Any, page_step: int | None) -> tuple[Any, ...]:
+        return (SimpleNamespace(of=(kv.data_ptr(), kv.shape[0], page_step), encoded=b"..."),)
 
     monkeypatch.setattr(tiles, "_make", make)
 
@@ -173,7 +173,9 @@ def test_descriptors_are_those_of_their_tensor(monkeypatch: pytest.MonkeyPatch) 
         wrong = 0
         for i in range(3000):
             address, rows = 16 * ((i * (thread + 1)) % 23), i % 3
-            wrong += tiles.of(pool(address, rows))[0].of != (address, rows)
+            step = (None, 576, 1152)[i // 3 % 3]
+            found = tiles.of(pool(address, rows), step and (step, 1))
+            wrong += found[0].of != (address, rows, step)
         return wrong
 
     assert together(many) == [0] * THREADS
@@ -185,7 +187,7 @@ def test_a_thread_that_encodes_a_descriptor_has_a_context(monkeypatch: pytest.Mo
     monkeypatch.setattr(descriptors, "have_context", asked.append)
     tiles = descriptors.Tiles(torch.bfloat16, 64, ())
     pair = SimpleNamespace(encoded=None), SimpleNamespace(encoded=None)
-    monkeypatch.setattr(tiles, "_make", lambda kv: pair)
+    monkeypatch.setattr(tiles, "_make", lambda kv, page_step: pair)
     kv: Any = SimpleNamespace(data_ptr=lambda: 16, shape=(1, 576), get_device=lambda: 0, is_cuda=True, device=WHERE)
     assert tiles.of(kv) is pair
     assert asked == [WHERE]

@@ -41,7 +41,7 @@ def _shared_bytes_16(request: Request, block_n: int, num_warps: int, num_stages:
 
 
 def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_stages: int) -> int:
-    """q and the ring; of each tile's owner four vectors; limits of the columns; 15 barriers; 2 KB of the compiler's own.
+    """q and the ring; of each tile's owner four vectors; limits of the columns; 15 barriers; 2 KB of the compiler's.
 
     The weights lie where the rope part of their tile was.
     """
@@ -50,7 +50,7 @@ def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_st
 
 
 def _shared_bytes_fp8_columns(request: Request, width: int, block_n: int, num_stages: int) -> int:
-    """q as two fp8 numbers, the ring, weights that no rope part holds, vectors and flags, barriers, scratch."""
+    """q as two fp8 numbers, the ring, weights beyond those in the rope part, vectors and flags, barriers, scratch."""
     weights = 2 * 64 * 32 * 2  # of 64 columns, the other half lies where the rope part of its tile was
     vectors, barriers, scratch = (3 * 2 + 3) * width * 4 + 3 * 4 * 4, 8 * (2 * num_stages + 8), 512
     return width * request.row * 2 + num_stages * block_n * request.row_bytes + weights + vectors + barriers + scratch

@@ -18,6 +18,7 @@ KEY_FACTOR = 36864.0
 AS_IT_IS = ("bf16", "fp16", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_ds_mla", "mxfp4_ds_mla", "fp8_ds_v4")
 IN_WORDS = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 TAKEN_AS = {"fp8_e4m3fn": "fp8_e4m3fnuz"}  # at half its value, 0x80 repaired
+SPREAD_BYTES = 16384  # of shared memory, through which scales of fp4 columns come to their threads
 MANY_HEADS = 64  # heads of a program from which MMA takes q from shared memory
 
 
@@ -44,8 +45,8 @@ class Details:
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     groups         numbers of a record's groups of columns, which share a scale; group: columns of each
-    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales; page_bytes, row_bytes, scale_bytes: of a page of records, of what a
-                   row has of its first part, of what it has of its second
+    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales
+    page_bytes     of a page of records; row_bytes, scale_bytes: of what a row has of its first and of its second part
     number         step of templates/steps that makes a number of a record's byte; byte_factor: what its 1.0 stands for
     q_types        types that parts of q are cast to, where they differ
     """
@@ -197,14 +198,17 @@ def shared_bytes(request: Request, block_n: int, block_h: int, num_stages: int) 
     q and the widened columns of packed fp8, which MMA then reads from shared memory, or the output before its store.
     """
     amd = request.target.vendor == "amd"
-    packed = request.format.fp8 and "packed_fp8" in request.options
+    fp4 = request.format.bits == 4
+    packed = (request.format.fp8 and "packed_fp8" in request.options) or fp4
     tiles = block_n * request.row_bytes * (max(1, num_stages - 1) if amd else num_stages)
-    if block_h < MANY_HEADS:
+    if fp4:  # tiles become bf16 beside those that are pipelined, their scales on the way
+        tiles += block_n * (request.latent if amd else request.row) * 2 + (0 if amd else SPREAD_BYTES)
+    if block_h < MANY_HEADS and not (amd and fp4):  # whose output goes through it before its store
         return tiles
     output = block_h * request.latent * (2 if amd and not packed else 4)
     if amd:
         return max(tiles, output)
-    widened = block_n * request.latent if packed else 0
+    widened = block_n * request.latent if packed and not fp4 else 0
     return max(tiles + block_h * request.row * 2 + widened, output)
 
 
@@ -326,9 +330,12 @@ class Triton(Family):
         most = 16 if columns <= 16 else 64 if columns > 32 and memory(16, 64) <= target.shared_bytes else 32
         block_h = knobs.take("block_h", most)
         wide = 64 if request.q_len == 1 else 32  # 4 warps of a masked block of 32 columns spill
-        num_warps = knobs.take("num_warps", 8 if block_h >= wide else 4)
+        fp4, amd = request.format.bits == 4, target.vendor == "amd"
+        # Decoding fp4 takes registers: more warps have more of them; on AMD they would have fewer each, and spill.
+        num_warps = knobs.take("num_warps", 8 if block_h >= wide or (fp4 and not amd) else 4)
         waves = knobs.take("waves_per_eu", 0 if target.waves_per_eu else None)
-        fits = [n for n in (64, 32, 16) if memory(n, block_h) <= target.shared_bytes]
+        tiles = (32, 16) if fp4 and amd else (64, 32, 16)
+        fits = [n for n in tiles if memory(n, block_h) <= target.shared_bytes]
         block_n = knobs.take("block_n", fits[0] if fits else 16)
         need = memory(block_n, block_h)
         problems = []
