@@ -52,7 +52,7 @@ def _shared_bytes_bf16_64(request: Request, block_n: int, num_warps: int, num_st
 def _shared_bytes_fp8_columns(request: Request, width: int, block_n: int, num_stages: int) -> int:
     """q as two fp8 numbers, the ring, weights beyond those in the rope part, vectors and flags, barriers, scratch."""
     weights = 2 * 64 * 32 * 2  # of 64 columns, the other half lies where the rope part of its tile was
-    vectors, barriers, scratch = (3 * 2 + 3) * width * 4 + 3 * 4 * 4, 8 * (2 * num_stages + 8), 256
+    vectors, barriers, scratch = (3 * 2 + 3) * width * 4 + 3 * 4 * 4, 8 * (2 * num_stages + 8), 512
     return width * request.row * 2 + num_stages * block_n * request.row_bytes + weights + vectors + barriers + scratch
 
 
@@ -103,11 +103,11 @@ FP8_KINDS = {
     16: Kind("fp8", WARPS_OF_TILE, _shared_bytes_16, packs=False, one_a_sm=False, parts=False),
     32: Kind(
         "fp8_columns", {64: 4}, lambda r, n, _, stages: _shared_bytes_fp8_columns(r, 32, n, stages),
-        1.1, stages=5, latents=(256, 512), ropes=(64,),
+        1.1, stages=5, most_stages=5, latents=(256, 512), ropes=(64,),
     ),
     64: Kind(
         "fp8_columns", {64: 4}, lambda r, n, _, stages: _shared_bytes_fp8_columns(r, 64, n, stages),
-        1.6, stages=4, latents=(256, 512), ropes=(64,),
+        1.55, stages=4, most_stages=4, latents=(256, 512), ropes=(64,),
     ),
 }  # fmt: skip
 
