@@ -397,9 +397,6 @@ def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, 
         weights = gl.exp2(exponents)
         l += sum_in_thread(0.0 * exponents)  # NaN for a score of -inf, which comes of an infinite number
 
-        if W == 1:
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(values_empty.index(OTHER))
         if start + BLOCK_N > least:
             zero_rows(left.index(W), finite.index(W))
             zero_rows(right.index(W), finite.index(W))
@@ -407,8 +404,12 @@ def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, 
         references.index(W).store(new)
         moved.index(W).store(rises.to(gl.int32))
         fence_async_shared()  # wgmma reads the weights through the async proxy
+        if W == 1:
+            acc = warpgroup_mma_wait(0, deps=[acc])  # here, so that all of the softmax lies before it
         gl.thread_barrier()
         mbarrier.arrive(weights_full.index(W))
+        if W == 1:
+            mbarrier.arrive(values_empty.index(OTHER))
         if gl.max(moved.index(W).load(EVERY_WARP), 0) != 0:
             acc, l = follow(acc, l, reference, new)
         reference = new
@@ -574,6 +575,7 @@ def out_at(at, out_layout, UNIT: tl.constexpr):
         return at * (LATENT // UNIT)
     else:
         row, head, _, _, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
 
@@ -584,6 +586,7 @@ def lse_at(at, out_layout):
         return at
     else:
         _, _, row, head, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * row + at % HEADS * head
 
 
