@@ -386,6 +386,6 @@ class Triton(Family):
         return {
             "kv_type": element.pointer,
             "kv_given": "kv.view(KV_DTYPE)" if details.viewed else "kv",
-            "kv_layout_given": words if details.row_words < request.row else "",
+            "kv_layout_given": words if details.row_words < request.row and not request.format.record else "",
             "aligned": "",
         }
