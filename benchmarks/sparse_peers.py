@@ -10,6 +10,7 @@ Exit code 1: something of ours was wrong; 2: it cannot run here.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,22 +23,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peer_kernels import Missing, load
 from peer_report import fill
+from sparse_calls import LATENT, ROW, Call, compile_once, flash_mla
 
 from mla_codegen.catalog.bounds import BOUND_16_BIT
-from mla_codegen.measure.bench import compile_ahead
+from mla_codegen.check.workers import MAX_COMPILERS, Workers
+from mla_codegen.measure.bench import COMPILE_SECONDS
 from mla_codegen.measure.implementations import build, dispatch
 from mla_codegen.measure.timing import Gpu, alternate
-from mla_codegen.measure.workload import workload_of
 from mla_codegen.plan.resolve import make_plan
 from mla_codegen.runtime.records import pack, unpack
 from mla_codegen.spec.datamodel import Shape, Spec
 from mla_codegen.spec.load import load_spec
 
 ROOT = Path(__file__).parents[1]
-KV, LATENT, ROW, PAGE = "fp8_ds_mla", 512, 576, 64
+KV = "fp8_ds_mla"
 POOL = 262_144  # records
 HEADS, TOKENS, TOPK = (8, 16, 64, 128), (1, 64, 128, 256), (512, 1024, 4096)
-Call = Callable[[], Any]
 
 
 def spec_for(shipped: Spec, heads: int, topk: int) -> Spec:
@@ -51,23 +52,6 @@ def spec_for(shipped: Spec, heads: int, topk: int) -> Spec:
             "shapes": [Shape(batch=shape.batch, kv_len=topk) for shape in shipped.shapes],
         }
     )
-
-
-def flash_mla(q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float) -> Call:
-    """FlashMLA's call, q padded to heads that it serves."""
-    tokens, heads, _ = q.shape
-    padded = q.new_zeros(tokens, 1, 64 if heads <= 64 else 128, ROW)
-    padded[:, 0, :heads] = q
-    pages, listed = pool.view(-1, PAGE, 1, pool.shape[-1]), indices.view(tokens, 1, -1)
-    partition: list[Any] = [None, None]
-
-    def call() -> torch.Tensor:
-        out, _, *partition[:] = torch.ops._flashmla_C.sparse_decode_fwd(
-            padded, pages, listed, None, None, *partition, None, None, None, LATENT, scale, None
-        )
-        return out[:, 0, :heads]
-
-    return call
 
 
 def error(out: torch.Tensor, q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float) -> float:
@@ -133,9 +117,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sparse-peers-") as folder:
         plans = {key: make_plan(spec_for(loaded.spec, *key), loaded.file) for key in {job[1:] for job, _ in jobs}}
         packages = {key: build(plan, Path(folder), f"heads_{key[0]}_{key[1]}") for key, plan in plans.items()}
-        compile_ahead([
-            (folder, packages[job[1:]], workload_of(plans[job[1:]], KV, job[0], job[2])) for job, _ in jobs
-        ])  # fmt: skip
+        with Workers(min(MAX_COMPILERS, os.cpu_count() or 1)) as workers:
+            longest_first = sorted(jobs, key=lambda one: -one[0][1])
+            tasks = dict.fromkeys((folder, packages[job[1:]], job) for job, _ in longest_first)
+            for _ in workers.run(compile_once, list(tasks), COMPILE_SECONDS):
+                pass
         lines = [
             "| query tokens | heads | entries | ours, us | FlashMLA, us | ratio | ours, TB/s | our error | its error |",
             "|---|---|---|---|---|---|---|---|---|",

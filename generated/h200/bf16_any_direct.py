@@ -143,6 +143,7 @@ def out_at(at, out_layout, UNIT: gl.constexpr):
         return at * (LATENT // UNIT)
     else:
         row, head, _, _, _ = out_layout
+        at = at.to(gl.int64)
         return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
 
@@ -153,6 +154,7 @@ def lse_at(at, out_layout):
         return at
     else:
         _, _, row, head, _ = out_layout
+        at = at.to(gl.int64)
         return at // HEADS * row + at % HEADS * head
 
 

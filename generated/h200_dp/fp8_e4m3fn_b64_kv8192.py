@@ -37,7 +37,7 @@ ROPE = gl.constexpr(64)  # its last columns: key only
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
 BLOCK_H = gl.constexpr(64)  # heads of a program
 HEAD_BLOCKS = gl.constexpr(2)
-STAGES = gl.constexpr(2)  # tiles in the ring
+STAGES = gl.constexpr(4)  # tiles in the ring
 TILE_BYTES = gl.constexpr(36864)
 PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
 HALF = gl.constexpr(128)  # pairs of a warpgroup
@@ -163,6 +163,7 @@ def out_at(at, out_layout, UNIT: gl.constexpr):
         return at * (LATENT // UNIT)
     else:
         row, head, _, _, _ = out_layout
+        at = at.to(gl.int64)
         return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
 
@@ -173,6 +174,7 @@ def lse_at(at, out_layout):
         return at
     else:
         _, _, row, head, _ = out_layout
+        at = at.to(gl.int64)
         return at // HEADS * row + at % HEADS * head
 
 
@@ -349,7 +351,7 @@ def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, 
         q_full,
     ) = shared
     begin, end, whole, limits, turns, score_scale = part
-    out, lse, places = result
+    out, lse, places, out_layout = result
     OTHER: gl.constexpr = 1 - W
     if W == 0:
         async_copy.wait_group(0)  # this warpgroup's threads have sent for q
@@ -448,16 +450,19 @@ def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, 
     odd = odd * norm[None, :]
     at = places.load(COLUMN_OF_OUTPUT)
     exists = at >= 0
+    at = at.to(gl.int64)
     pair = W * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
     # An even and an odd column are one 4-byte store.
     both = even.to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32)
     both = (odd.to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) << 16) | both
-    target = out.to(gl.pointer_type(gl.int32)) + at.to(gl.int64)[None, :] * PAIRS + pair[:, None]
+    target = out.to(gl.pointer_type(gl.int32)) + out_at(at[None, :], out_layout, 2) + pair[:, None]
     gl.store(target, both, mask=exists[None, :])
     if W == 0:
         log_sum = reference + gl.log2(l + sums.index(1).load(COLUMN))  # nothing visible: -inf
         at = places.load(COLUMN)
-        gl.store(lse + at, lse_as(log_sum * LN2, out_layout), mask=at >= 0)
+        exists = at >= 0
+        at = at.to(gl.int64)
+        gl.store(lse + lse_at(at, out_layout), lse_as(log_sum * LN2, out_layout), mask=exists)
 
 
 @gluon.jit
@@ -572,7 +577,7 @@ def stage1(
     )
     whole = gl.maximum(least - begin, 0) // BLOCK_N  # tiles that every column sees whole
     part = (begin, end, whole, limits, turns, sm_scale * scale * LOG2E)
-    result = (out, lse, places)
+    result = (out, lse, places, out_layout)
     gl.warp_specialize(
         [
             (consume_first, (q_latent, q_rope, ring, full, empty, shared, part, result)),

@@ -42,7 +42,7 @@ CHOICES = gl.constexpr(8)  # tiles a program that are considered, from the mean 
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
 BLOCK_H = gl.constexpr(64)  # heads of a program
 HEAD_BLOCKS = gl.constexpr(2)
-STAGES = gl.constexpr(2)  # tiles in the ring
+STAGES = gl.constexpr(4)  # tiles in the ring
 TILE_BYTES = gl.constexpr(36864)
 PAIRS = gl.constexpr(256)  # pairs of neighbouring latent columns
 HALF = gl.constexpr(128)  # pairs of a warpgroup
@@ -475,17 +475,20 @@ def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, 
     odd = odd * norm[None, :]
     at = places.load(COLUMN_OF_OUTPUT)
     exists = at >= 0
+    at = at.to(gl.int64)
     pair = W * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
     # An even and an odd column are one 8-byte store.
     both = even.to(gl.uint32, bitcast=True).to(gl.int64)
     both = (odd.to(gl.int32, bitcast=True).to(gl.int64) << 32) | both
-    target = partial.to(gl.pointer_type(gl.int64)) + at.to(gl.int64)[None, :] * PAIRS + pair[:, None]
+    target = partial.to(gl.pointer_type(gl.int64)) + at[None, :] * PAIRS + pair[:, None]
     if turns > 0:  # a part without rows leaves its partial as it is
         gl.store(target, both, mask=exists[None, :])
     if W == 0:
         log_sum = reference + gl.log2(l + sums.index(1).load(COLUMN))  # nothing visible: -inf
         at = places.load(COLUMN)
-        gl.store(partial_lse + at, log_sum, mask=at >= 0)
+        exists = at >= 0
+        at = at.to(gl.int64)
+        gl.store(partial_lse + at, log_sum, mask=exists)
 
 
 @gluon.jit
@@ -630,6 +633,7 @@ def out_at(at, out_layout, UNIT: tl.constexpr):
         return at * (LATENT // UNIT)
     else:
         row, head, _, _, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
 
@@ -640,6 +644,7 @@ def lse_at(at, out_layout):
         return at
     else:
         _, _, row, head, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * row + at % HEADS * head
 
 

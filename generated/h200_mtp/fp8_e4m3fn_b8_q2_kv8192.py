@@ -36,7 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 HEADS = gl.constexpr(16)
 LATENT = gl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = gl.constexpr(64)  # its last columns: key only
-SPLITS = gl.constexpr(10)
+SPLITS = gl.constexpr(16)
 BLOCK_N = gl.constexpr(64)  # KV rows of a tile
 BLOCK_H = gl.constexpr(32)  # columns of a program: query rows x heads of a request
 STAGES = gl.constexpr(5)  # tiles in the ring
@@ -58,7 +58,6 @@ WEIGHT_SHIFT = gl.constexpr(9.0)  # such that it is 2^WEIGHT_SHIFT: small ones s
 REGISTERS = gl.constexpr(240)  # of a thread of the second warpgroup; the first gets as many
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-ALL_SPLITS = gl.constexpr(16)  # splits, rounded up to a power of two
 COLUMN_BLOCKS = gl.constexpr(2)  # programs of stage 2 that split a head's columns
 COLUMNS = gl.constexpr(256)  # columns of each
 
@@ -451,17 +450,20 @@ def consume(W: gl.constexpr, q_latent, q_rope, ring, full, empty, shared, part, 
     odd = odd * norm[None, :]
     at = places.load(COLUMN_OF_OUTPUT)
     exists = at >= 0
+    at = at.to(gl.int64)
     pair = W * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
     # An even and an odd column are one 8-byte store.
     both = even.to(gl.uint32, bitcast=True).to(gl.int64)
     both = (odd.to(gl.int32, bitcast=True).to(gl.int64) << 32) | both
-    target = partial.to(gl.pointer_type(gl.int64)) + at.to(gl.int64)[None, :] * PAIRS + pair[:, None]
+    target = partial.to(gl.pointer_type(gl.int64)) + at[None, :] * PAIRS + pair[:, None]
     if turns > 0:  # a part without rows leaves its partial as it is
         gl.store(target, both, mask=exists[None, :])
     if W == 0:
         log_sum = reference + gl.log2(l + sums.index(1).load(COLUMN))  # nothing visible: -inf
         at = places.load(COLUMN)
-        gl.store(partial_lse + at, log_sum, mask=at >= 0)
+        exists = at >= 0
+        at = at.to(gl.int64)
+        gl.store(partial_lse + at, log_sum, mask=exists)
 
 
 @gluon.jit
@@ -612,6 +614,7 @@ def out_at(at, out_layout, UNIT: tl.constexpr):
         return at * (LATENT // UNIT)
     else:
         row, head, _, _, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
 
@@ -622,6 +625,7 @@ def lse_at(at, out_layout):
         return at
     else:
         _, _, row, head, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * row + at % HEADS * head
 
 
@@ -648,11 +652,9 @@ def stage2(partial, partial_lse, out, lse, out_layout):
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     gdc_wait()
     gdc_launch_dependents()  # stage 1 has left the SMs: what waits for this grid's end may take its place there
-    split = tl.arange(0, ALL_SPLITS)
-    exists = split < SPLITS
-    part = at * SPLITS + split
-    parts_lse = tl.load(partial_lse + part, mask=exists, other=float("-inf"))
-    parts = tl.load(partial + part[:, None] * LATENT + columns[None, :], mask=exists[:, None], other=0.0)
+    part = at * SPLITS + tl.arange(0, SPLITS)
+    parts_lse = tl.load(partial_lse + part)
+    parts = tl.load(partial + part[:, None] * LATENT + columns[None, :])
     m = tl.max(parts_lse, 0)
     m = tl.where(m == float("-inf"), 0.0, m)  # nothing visible: every weight 0, not NaN
     weights = tl.math.exp2(parts_lse - m)

@@ -21,7 +21,6 @@ names is never read. A copy's arrival at the ring's barrier is the hardware's; t
 Scales are used as stored, each on its own: q is two fp8 numbers under one scale a head, the weights are f16.
 """
 
-
 from ..runtime.descriptors import refuse_misaligned
 from ..runtime.scratch import carve
 

@@ -24,8 +24,10 @@ LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
 ROPE = tl.constexpr(64)  # its last columns: key only
 GROUP = tl.constexpr(128)  # fp8 columns that share a scale
 WORD = tl.constexpr(2)  # of them read as one int16
+FP8 = tl.constexpr(512)  # fp8 columns of a record
+BF16 = tl.constexpr(64)  # its bf16 columns, the rope; BF16_AT: the byte where they begin
+BF16_AT = tl.constexpr(528)
 ROW = tl.constexpr(656)  # bytes of a record
-ROPE_AT = tl.constexpr(528)  # where its bf16 rope columns begin
 LEAST_SCALE = tl.constexpr(1e-24)  # below it a row's largest scale does not lift its weights
 TOPK = tl.constexpr(2048)  # entries of a query row's list
 SPLITS = tl.constexpr(4)
@@ -53,6 +55,7 @@ def out_at(at, out_layout, UNIT: tl.constexpr):
         return at * (LATENT // UNIT)
     else:
         row, head, _, _, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * (row // UNIT) + at % HEADS * (head // UNIT)
 
 
@@ -63,6 +66,7 @@ def lse_at(at, out_layout):
         return at
     else:
         _, _, row, head, _ = out_layout
+        at = at.to(tl.int64)
         return at // HEADS * row + at % HEADS * head
 
 
@@ -157,7 +161,7 @@ def stage1(q, kv, partial, partial_lse, indices, topk_lens, kv_scale, sm_scale, 
     split = program % SPLITS
     row = program // SPLITS
     words = tl.arange(0, GROUP // WORD)
-    rope = tl.arange(0, ROPE)
+    rope = tl.arange(0, BF16)
     q_heads = q + row.to(tl.int64) * stride_qt + heads[:, None].to(tl.int64) * stride_qh
     q_even_0 = tl.load(q_heads + 0 * GROUP + 2 * words[None, :])
     q_odd_0 = tl.load(q_heads + 0 * GROUP + 2 * words[None, :] + 1)
@@ -167,7 +171,7 @@ def stage1(q, kv, partial, partial_lse, indices, topk_lens, kv_scale, sm_scale, 
     q_odd_2 = tl.load(q_heads + 2 * GROUP + 2 * words[None, :] + 1)
     q_even_3 = tl.load(q_heads + 3 * GROUP + 2 * words[None, :])
     q_odd_3 = tl.load(q_heads + 3 * GROUP + 2 * words[None, :] + 1)
-    q_rope = tl.load(q_heads + LATENT + rope[None, :])
+    q_rope = tl.load(q_heads + FP8 + rope[None, :])
 
     visible = tl.full([], TOPK, tl.int32)
     if topk_lens is not None:
@@ -227,8 +231,8 @@ def stage1(q, kv, partial, partial_lse, indices, topk_lens, kv_scale, sm_scale, 
         kv_1 = tl.load(latent + 1 * (GROUP // WORD), mask=row_mask[:, None], other=0)
         kv_2 = tl.load(latent + 2 * (GROUP // WORD), mask=row_mask[:, None], other=0)
         kv_3 = tl.load(latent + 3 * (GROUP // WORD), mask=row_mask[:, None], other=0)
-        kv_rope = tl.load((tile + ROPE_AT).to(tl.pointer_type(tl.bfloat16)) + rope_at, mask=row_mask[:, None], other=0)
-        scales = (tile + LATENT).to(tl.pointer_type(tl.float32)) + scale_at
+        kv_rope = tl.load((tile + BF16_AT).to(tl.pointer_type(tl.bfloat16)) + rope_at, mask=row_mask[:, None], other=0)
+        scales = (tile + FP8).to(tl.pointer_type(tl.float32)) + scale_at
         scale_0 = tl.load(scales + 0, mask=row_mask[:, None], other=0)
         scale_1 = tl.load(scales + 1, mask=row_mask[:, None], other=0)
         scale_2 = tl.load(scales + 2, mask=row_mask[:, None], other=0)

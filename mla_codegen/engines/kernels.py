@@ -88,7 +88,7 @@ class Kernels:
     def graph_length(self, page_size: int, total_q: int, batch: int) -> int | None:
         """`max_kv_len` for a call that is captured, whose lengths nobody knows.
 
-        None where a balanced kernel takes the call: it shares out what it finds at each replay. Else the longest
+        None where a balanced kernel takes the call: it partitions what it finds at each replay. Else the longest
         `kv_len` of the spec's shapes, of which its author said that calls like these must be fast.
         """
         build = next(build for build in self.builds if build.page_size == page_size)

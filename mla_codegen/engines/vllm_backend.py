@@ -61,6 +61,11 @@ class MlaCodegenBackend(MLACommonBackend):
         return []  # any: the layer says what is built
 
     @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """Pages may lie any distance apart, so all layers may share one pool: [pages, layers, page_size, row]."""
+        return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
+
+    @staticmethod
     def get_supported_kernel_block_sizes() -> list[int]:
         return page_sizes(folder(), target_of(full_device(None)))
 

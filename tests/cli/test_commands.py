@@ -28,6 +28,7 @@ JSON_COMMANDS = {
     "inspect": ["inspect"],
     "bench": ["bench"],
     "tune": ["tune"],
+    "report": ["report", "--no-compile"],
 }
 
 

@@ -142,10 +142,11 @@ class Served:
         self.scale = 0.25 if self.fp8 else 1.0
         self.layer._k_scale = torch.tensor(self.scale, device=DEVICE)
 
-    def step(self, q_lens: list[int], kv_lens: list[int], padded: int = 0) -> None:
-        """A step of requests: `q_lens` new tokens, `kv_lens` rows with them. Those behind the last are padding."""
+    def step(self, q_lens: list[int], kv_lens: list[int], padded: int = 0, layers: int = 1) -> None:
+        """A step of requests: `q_lens` new tokens, `kv_lens` rows with them. `padded` ones are behind the last."""
         requests, tokens = len(q_lens) + padded, sum(q_lens) + padded
-        cache = torch.full((PAGES, PAGE, LATENT + ROPE), float("nan"), device=DEVICE, dtype=torch.bfloat16)
+        pool = torch.full((PAGES, layers, PAGE, LATENT + ROPE), float("nan"), device=DEVICE, dtype=torch.bfloat16)
+        cache = pool[:, -1]
         table = torch.full((requests, 16), -1, dtype=torch.int32)
         free = torch.randperm(PAGES, dtype=torch.int32)
         self.rows = []
@@ -160,7 +161,7 @@ class Served:
             room[:rows] = new
             cache[where] = room.view(count, PAGE, -1)
             self.rows.append(new.double() * self.scale)
-        self.cache = cache.to(torch.float8_e4m3fn).view(torch.uint8) if self.fp8 else cache
+        self.cache = pool.to(torch.float8_e4m3fn).view(torch.uint8)[:, -1] if self.fp8 else cache
         ends = torch.tensor([0, *q_lens] + [0] * padded).cumsum(0).int()
         self.common = CommonAttentionMetadata(
             query_start_loc=ends.to(DEVICE), query_start_loc_cpu=ends,
@@ -216,9 +217,10 @@ class Tupled(torch.nn.Module):
 
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
 def test_decode(model_config: ModelConfig, kv: str) -> None:
-    """Ragged lengths, and padding as a captured step has it."""
+    """Ragged lengths, padding as a captured step has it, and a pool that layers share."""
     served = Served(model_config, kv)
-    served.step([1, 1, 1], [70, 1, 16], padded=1)
+    assert served.layer.attn_backend.indexes_kv_by_block_stride()
+    served.step([1, 1, 1], [70, 1, 16], padded=1, layers=3)
     metadata = served.builder.build(0, served.common)
     assert metadata.num_prefills == 0 and metadata.decode.max_kv_len == 70
     served.check(metadata)

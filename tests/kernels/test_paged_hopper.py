@@ -21,8 +21,8 @@ LSE = {"fp8_e4m3fn": 5e-3, "bf16": 1e-4}
 Decode = Callable[..., Got]
 
 
-def spec_of(kv: str, page_size: int | None, **settings: Any) -> dict[str, Any]:
-    spec = make_spec("sm_90", kv=[kv], optimizations=["exp2"])
+def spec_of(kv: str, page_size: int | None, model_heads: int = 16, **settings: Any) -> dict[str, Any]:
+    spec = make_spec("sm_90", kv=[kv], optimizations=["exp2"], heads=model_heads)
     spec["defaults"] = {"optimizations": ["exp2"], **settings}
     return spec | ({"kv": {"layout": "paged", "page_size": page_size}} if page_size else {})
 
@@ -83,28 +83,30 @@ def test_several_query_rows(build: Callable[..., Emulated], kv: str) -> None:
     check(decode(kernels, "balanced", paged, "list"), case, bound=EXACT, lse_bound=LSE[kv])
 
 
-@pytest.mark.parametrize(("kv", "block_n", "page_size"), [("bf16", 64, 16), ("fp8_e4m3fn", 64, 64)])
-def test_layouts_of_engines(build: Callable[..., Emulated], kv: str, block_n: int, page_size: int) -> None:
+@pytest.mark.parametrize("heads", [16, 64])  # blocks of 16 columns, and of 64
+@pytest.mark.parametrize(("kv", "page_size"), [("bf16", 16), ("fp8_e4m3fn", 64)])
+def test_layouts_of_engines(build: Callable[..., Emulated], kv: str, page_size: int, heads: int) -> None:
     """Pages whole rows apart, a table by columns, padded heads, LSE as [heads, rows] and to base 2: the same bits."""
-    kernels = build(kv, page_size, block_n=block_n)
-    case = make_case([0, 65, 130], kv_dtype=kv)
+    kernels = build(kv, page_size, block_n=64, model_heads=heads, block_h=heads)
+    assert kernels.kernel("any_direct").details.kind.endswith("_columns") == (heads == 64)
+    case = make_case([0, 65], kv_dtype=kv, heads=heads)
     paged = in_pages(case, page_size)
     pages, _, row = paged.kv.shape
     memory = torch.empty(pages, 3, page_size, row, dtype=paged.kv.dtype).fill_(float("nan"))
     memory[:, 1].view(torch.uint8).copy_(paged.kv.view(torch.uint8))
     table = paged.block_table.T.contiguous().T
-    build_of = SimpleNamespace(strided=True)
-    apart = {"kv": memory[:, 1], "kv_layout": layout_of_kv(build_of, memory[:, 1], table.stride(1))}  # type: ignore[arg-type]
-    for part, splits in (("any_direct", None), ("any", 2), ("balanced", None)):
+    build_of: Any = SimpleNamespace(strided=True)
+    apart = {"kv": memory[:, 1], "kv_layout": layout_of_kv(build_of, memory[:, 1], table.stride(1))}
+    for part, splits in (("any_direct", None), ("any", 2))[: 2 if heads == 16 else 1]:
         want = decode(kernels, part, paged, "table", splits)
-        wide = torch.full((3, 18, 520), float("nan"), dtype=torch.bfloat16)
-        lse = torch.full((16, 5), float("nan"))
-        results: dict[str, Any] = {"out": wide[:, :16, :512], "lse": lse[:, :3].T}
-        results["out_layout"] = layout_of_results(build_of, *results.values(), base2=True)  # type: ignore[arg-type]
+        wide = torch.full((2, heads + 2, 520), float("nan"), dtype=torch.bfloat16)
+        lse = torch.full((heads, 5), float("nan"))
+        results: dict[str, Any] = {"out": wide[:, :heads, :512], "lse": lse[:, :2].T}
+        results["out_layout"] = layout_of_results(build_of, *results.values(), base2=True)
         got = decode(kernels, part, paged, "table", splits, kv_indices=table, **apart, **results)
         assert torch.equal(got[0], want[0])
         torch.testing.assert_close(got[1], want[1] / math.log(2), rtol=1e-6, atol=0)
-        assert wide[:, 16:].isnan().all() and wide[..., 512:].isnan().all() and lse[:, 3:].isnan().all()
+        assert wide[:, heads:].isnan().all() and wide[..., 512:].isnan().all() and lse[:, 2:].isnan().all()
     with pytest.raises(ValueError, match="TMA needs a multiple of the row's 576"):
         decode(kernels, "any_direct", paged, "table", **{**apart, "kv_layout": (page_size * row + 16, 1)})
 

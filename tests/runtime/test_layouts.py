@@ -29,7 +29,7 @@ def spec_of(page_size: int | None) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "target": "portable",
         "model": {"num_heads": HEADS, "kv_lora_rank": LATENT, "qk_rope_head_dim": ROPE},
-        "dtypes": {"kv": ["bf16", "fp8_e4m3fn"]},
+        "dtypes": {"kv": ["bf16", "fp8_e4m3fn", "mxfp4_ds_mla"] if page_size == 16 else ["bf16", "fp8_e4m3fn"]},
         "defaults": {
             "block_n": 32,
             "num_stages": 1,
@@ -66,11 +66,9 @@ def by_table(case: PagedCase) -> dict[str, Any]:
 def apart(kv: torch.Tensor, step: int) -> torch.Tensor:
     """The pages of a pool, `step` numbers from one to the next, NaN between them."""
     size = kv[0].numel()
-    memory = torch.empty(len(kv), step, dtype=kv.dtype, device=kv.device).fill_(NAN)
-    if kv.element_size() == 1:
-        memory.view(torch.uint8)[:, :size] = kv.view(torch.uint8).flatten(1)
-    else:
-        memory[:, :size] = kv.flatten(1)
+    memory = torch.empty(len(kv), step, dtype=kv.dtype, device=kv.device)
+    memory.view(torch.uint8).fill_(255)  # NaN in every type
+    memory.view(torch.uint8)[:, : size * kv.element_size()] = kv.view(torch.uint8).flatten(1)
     return memory[:, :size].unflatten(1, kv.shape[1:])
 
 
@@ -79,21 +77,22 @@ def both_kernels(package: SimpleNamespace, **call: Any) -> list[tuple[torch.Tens
     return [package.decode(**call, max_kv_len=length, return_lse=True) for length in (64, 1024)]
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("kv", "page_size"), [("bf16", 1), ("bf16", 64), ("fp8_e4m3fn", 1), ("fp8_e4m3fn", 16), ("mxfp4_ds_mla", 16)]
+)
 def test_pages_apart_and_strided_tables(package: SimpleNamespace, kv: str, page_size: int) -> None:
     """A layer of a pool of all layers, padded pages, and tables with other columns between; by table and by list."""
     case = in_pages(make(kv), page_size, seed=page_size)
     want = both_kernels(package, **by_table(case))
     assert relative_l2(want[0][0], reference(case.ragged, LATENT)[0]) < 3e-3
-    page = page_size * ROW
+    page, row = case.kv[0].numel(), case.kv.shape[-1]
     wide = torch.stack([torch.full_like(case.table, -1), case.table], 2)[..., 1][:, : case.width]
     by_columns = torch.empty_like(case.block_table.T.long()).T.copy_(case.block_table)
     listed = {"block_table": None, "kv_indptr": case.kv_indptr, "kv_indices": case.kv_indices}
     for changed in (
         {"kv": apart(case.kv, 3 * page)},
-        {"kv": apart(case.kv, page + 16)[:, :, None], "block_table": wide},
-        {"kv": apart(case.kv, page + 2 * ROW), **listed},
+        {"kv": apart(case.kv, page + 32)[:, :, None], "block_table": wide},
+        {"kv": apart(case.kv, page + 16 * row), **listed},
         {"block_table": by_columns},
     ):
         assert "kv" not in changed or not changed["kv"].is_contiguous()

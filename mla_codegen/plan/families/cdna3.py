@@ -22,8 +22,8 @@ class Cdna3(AmdGluon):
 
     def form_of(self, request: Request) -> Form | str:
         """The form that serves, or why there is none."""
-        if request.kv == "fp16":
-            return "its products are of fp8 and bf16 KV, not of fp16"
+        if request.kv not in ("fp8_e4m3fn", "fp8_e4m3fnuz", "bf16"):
+            return f"its products are of fp8 and bf16 KV, not of {request.kv}"
         form = BF16 if request.kv == "bf16" else FP8 if "fp8_mma" in request.options else FP8_EXACT
         asked = request.knobs.resolved["block_n"].value
         if asked not in (None, form.block_n):

@@ -55,7 +55,7 @@ class Details:
     half_group: int
     high_low_columns: int
     v_rows: int
-    merge_places: int
+    merge_programs: int
     weights_phases: int
     masked: bool
     weight_shift: float
@@ -211,7 +211,7 @@ class HopperSparse(Hopper):
             half_group=form.group // 2,
             high_low_columns=2 * block_h,
             v_rows=V_ROWS,
-            merge_places=request.target.compute_units * MERGE_RESIDENT,
+            merge_programs=request.target.compute_units * MERGE_RESIDENT,
             weights_phases=PHASES.get(block_h, 0),
             masked=request.heads % block_h != 0,
             weight_shift=WEIGHT_SHIFTS[block_h],

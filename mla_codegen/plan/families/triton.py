@@ -45,9 +45,10 @@ class Details:
     reads_infinity     keys may be infinite: a score of -inf must give NaN, not weight 0
     repair_zero    -0 of e4m3fn is NaN in e4m3fnuz and must be cleared
     groups         numbers of a record's groups of columns, which share a scale; group: columns of each
-    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales
-    page_bytes     of a page of records; row_bytes, scale_bytes: of what a row has of its first and of its second part
-    number         step of templates/steps that makes a number of a record's byte; byte_factor: what its 1.0 stands for
+    fp8_columns    columns of a record that are fp8; code_bytes: bytes of those that have scales; page_bytes,
+                   row_bytes, scale_bytes: of a page of records, of what a row has of its first part, of its second
+    bf16_columns   columns of a record that are bf16; rope_is_value: they are value too
+    scales_apart   the scales of a page's records lie behind all of its rows
     q_types        types that parts of q are cast to, where they differ
     """
 
@@ -82,8 +83,9 @@ class Details:
     page_bytes: int = 0
     row_bytes: int = 0
     scale_bytes: int = 0
-    number: str = ""
-    byte_factor: float = 1.0
+    bf16_columns: int = 0
+    scales_apart: bool = False
+    rope_is_value: bool = False
     q_types: tuple[str, ...] = ()
 
     @property
@@ -115,11 +117,12 @@ class Details:
     @property
     def rope_at(self) -> int:
         """Where a record's rope columns begin."""
-        return self.code_bytes + self.scale_bytes
+        return self.code_bytes + (0 if self.scales_apart else self.scale_bytes)
 
     @property
-    def decodes_by_shifts(self) -> bool:
-        return self.byte_factor != 1.0
+    def rope_norm(self) -> str:
+        """What brings the sums of a record's rope to the output, as source."""
+        return "(norm / KV_SCALE)" if self.scaled_kv else "norm"
 
     @property
     def largest(self) -> str:
@@ -255,29 +258,22 @@ def _decode(request: Request) -> Details:
 
 def _record(request: Request) -> Details:
     """Records of fp8 or fp4 columns in groups that have a scale each, and bf16 columns."""
-    form, target = request.format, request.target
+    form, latent = request.format, request.latent
     parts: dict[str, Any] = {
-        "group": form.group, "fp8_columns": request.latent - form.tail, "scale_bytes": form.scale_bytes(request.latent),
-        "row_bytes": request.row_bytes, "code_bytes": form.code_bytes(request.latent),
+        "group": form.group, "code_bytes": form.code_bytes(latent), "scale_bytes": form.scale_bytes(latent),
+        "row_bytes": request.row_bytes - form.scale_bytes(latent) * form.blocks,
     }  # fmt: skip
-    if form.bits == 4:  # here too
+    if form.bits == 4:
         return Details("fours", "bf16", request.kv, "uint8", q_parts=("q_even", "q_odd", "q_rope"), **parts)
-    if form.tail:  # scales are powers of two: bf16 holds what they make of fp8
-        converts = "fp8_e4m3fn" in target.fp8_convert
-        parts |= {
-            "row_bytes": request.row_bytes - form.scale_bytes(request.latent),
-            "page_bytes": (request.page_size or 0) * request.row_bytes,
-            "number": "steps/number_convert.py.jinja" if converts else "steps/number_bits.py.jinja",
-            "byte_factor": 1.0 if converts else 256.0,
-        }
-        return Details("blocks", "bf16", request.kv, "uint8", q_parts=("q_latent",), **parts)
-    groups = tuple(range(form.groups(request.latent)))
+    groups = tuple(range(form.groups(latent)))
     names = [f"q_{part}_{g}" for g in groups for part in ("even", "odd")]
     found = Details(
-        "groups", "fp16", request.kv, "uint8", q_parts=(*names, "q_rope"), groups=groups,
-        q_types=("fp16",) * len(names) + ("bf16",), decode_step="steps/pairs_bits.py.jinja", **parts,
+        "groups", "fp16", request.kv, "uint8", decode_step="steps/pairs_bits.py.jinja", q_parts=(*names, "q_rope"),
+        q_types=("fp16",) * len(names) + ("bf16",), groups=groups, fp8_columns=latent - form.tail,
+        bf16_columns=form.tail or request.rope, page_bytes=(request.page_size or 0) * request.row_bytes,
+        scales_apart=form.blocks, rope_is_value=form.tail > 0, **parts,
     )  # fmt: skip
-    if target.pair_decode:
+    if request.target.pair_decode:
         return replace(found, decode_step="steps/pairs_asm.py.jinja")
     return replace(found, kv_factor=256.0, pair_key="{} * KEY_FACTOR", key_factor=KEY_FACTOR)
 
@@ -390,6 +386,6 @@ class Triton(Family):
         return {
             "kv_type": element.pointer,
             "kv_given": "kv.view(KV_DTYPE)" if details.viewed else "kv",
-            "kv_layout_given": words if details.row_words < request.row else "",
+            "kv_layout_given": words if details.row_words < request.row and not request.format.record else "",
             "aligned": "",
         }
