@@ -221,8 +221,8 @@ def test_every_target_plans_fp8_and_bf16(target: str) -> None:
 
 
 def test_fp4_decoded_in_registers() -> None:
-    """More warps where each has registers of its own; shared memory as the compiler (3.6.0) needs it, or more."""
-    for target, heads, tile, warps, needs in (("sm_90", 16, 64, 8, 125952), ("gfx950", 16, 32, 4, 32768)):
+    """Shared memory as the compiler (3.6.0) needs it, or more."""
+    for target, heads, tile, warps, needs in (("sm_90", 16, 32, 4, 72192), ("gfx950", 16, 32, 4, 32768)):
         model, dtypes = {"num_heads": heads}, {"kv": ["mxfp4_ds_mla"]}
         found = kernel("mxfp4_ds_mla", target=target, model=model, dtypes=dtypes, defaults={"family": "triton"})
         assert (found.block_n, found.num_warps) == (tile, warps)

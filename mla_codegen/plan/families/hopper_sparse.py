@@ -20,7 +20,7 @@ BLOCK_N, STRIP, GATHERING = 64, 16, 4
 GATHERING_REGISTERS = {8: 64, 16: 64, 64: 56}  # of a thread that gathers
 STAGES = {8: 2, 16: 2, 64: 3}
 REGISTERS = {8: 128, 16: 128, 64: 168}  # of a thread, so that two programs fit an SM, or one of 12 warps
-SECOND_REGISTERS, PRODUCTS_IN_FLIGHT = 224, 0
+SECOND_REGISTERS, PRODUCTS_IN_FLIGHT = 224, 2
 WEIGHT_SHIFTS = {8: 14.0, 16: 14.0, 64: 6.0}
 PHASES = {8: 1, 16: 2}  # of the weights' swizzle
 
@@ -59,6 +59,20 @@ class Details:
     weights_phases: int
     masked: bool
     weight_shift: float
+
+    @property
+    def looks_up_first(self) -> bool:
+        """The next tile's entries are asked for before a tile's records: measured faster in blocks of 64 heads alone."""
+        return self.kind == "wide"
+
+    @property
+    def looks_up_last(self) -> bool:
+        return not self.looks_up_first
+
+    @property
+    def now(self) -> str:
+        """What names of a tile's entries begin with, where those of the next tile have come already."""
+        return "now_" if self.looks_up_first else ""
 
     @property
     def reads_infinity(self) -> bool:
