@@ -9,9 +9,34 @@ Right for any number of requests of any lengths; fastest near the shape above.
     stage 1   one program per (block of columns, split)   ->  partial output and LSE of the split's rows
     stage 2   one program per (query row, head)   ->  output and LSE, merged over the splits
 
-Stage 1 folds tiles of 64 KV rows into a running softmax.
-TMA reads whole tiles, so a program's last tiles may hold rows of the next request; they are zeroed before use, because
-the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
+Stage 1 folds tiles of 64 KV rows into a running softmax. Two warpgroups consume what a warp brings by TMA:
+
+    S [columns, rows]          = q_high K^T + q_low K^T   fp8 wgmma; of tile t by warpgroup t % 2, its owner
+    P                          = 2^(S - reference)        f16, through shared memory
+    O^T [latent half, columns] += V^T P^T                 f16 wgmma, V^T from registers; a warpgroup has one half
+
+So a tile's softmax is computed once, while the other warpgroup keeps the tensor cores busy. In each turn a warpgroup
+starts its own scores, multiplies the other's last tile behind them, makes weights and multiplies its own tile.
+
+q is exact: a column is scaled by a power of two, its numbers' first 4 significant bits are one fp8 number (q_high) and
+the other 4 of bf16 a second one (q_low).
+Both go into one accumulator, low parts first.
+
+wgmma takes fp8 only K-major, which V^T is not, so V goes through registers: shared memory seen as int16 is pairs of
+neighbouring fp8 columns, `ldmatrix.trans` moves pairs as it moves f16, and one prmt and two cvt split a register into
+an f16 pair of even and one of odd columns. Hence two accumulators, of the even and of the odd latent columns, which
+interleave at the store.
+
+A column's reference moves only when a weight would exceed 2^HIGHEST, so that O^T is seldom rescaled. The owner
+publishes its references with the weights; the other warpgroup follows.
+Half of the weights lie where the rope part of their tile was, which is dead after S: so a ring of 4 tiles fits.
+
+227 KB of shared memory: one program an SM.
+
+TMA reads whole tiles, so a program's last tiles may hold rows of the next request; a NaN of theirs is replaced before
+use, because the weight 0 does not cancel it. TMA itself writes zeros for rows past the tensor's end.
+
+Symbols: l running sum of the weights; scores, references and the LSE of a split are in base 2.
 """
 
 import torch

@@ -26,8 +26,8 @@ The ring has 2 tiles in three parts, left and right half and rope, each with bar
 its half as soon as it has multiplied it. 220 KB of shared memory: one program an SM.
 
 A tile lies in one page; in place of one past the end the last one comes again.
-A program's last tiles may hold rows of others or slots that nobody wrote; they are zeroed before use, because the weight
-0 does not cancel a NaN.
+A program's last tiles may hold rows of others or slots that nobody wrote; a NaN of theirs is replaced before use, because
+the weight 0 does not cancel it.
 
 Symbols: l running sum of the weights; scores, references and the LSE of a split are in base 2 (the score scale carries
 log2 e).

@@ -24,8 +24,8 @@ rescaled. The owner publishes its references, and whether one moved, with the we
 The ring has 2 tiles in three parts, left and right half and rope, each with barriers of its own: a warpgroup frees
 its half as soon as it has multiplied it. 220 KB of shared memory: one program an SM.
 
-TMA reads whole tiles, so a program's last tiles may hold rows of the next request; they are zeroed before use, because
-the weight 0 does not cancel a NaN. TMA itself writes zeros for rows past the tensor's end.
+TMA reads whole tiles, so a program's last tiles may hold rows of the next request; a NaN of theirs is replaced before
+use, because the weight 0 does not cancel it. TMA itself writes zeros for rows past the tensor's end.
 
 Symbols: l running sum of the weights; scores, references and the LSE of a split are in base 2 (the score scale carries
 log2 e).

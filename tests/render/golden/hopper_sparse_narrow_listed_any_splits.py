@@ -16,7 +16,7 @@ Stage 1 folds tiles of 64 records into a running softmax, transposed so that the
     W_g     = 2^(S^T - m) scale[row, g]                                                f16; m counts the row's largest scale
     O^T [latent, heads] of group g += V_g^T W_g                                        f16 mma_v2, V^T from registers
 
-Of the 8 warps 4 gather: they look a tile up while they wait for a place for it, and copy its records into a ring of 2 tiles by
+Of the 8 warps 4 gather: they look a tile up ahead and copy its records into a ring of 2 tiles by
 cp.async, 16 bytes a lane, in strips of 16 records. An entry of -1 asks for nothing and becomes zeros, so that what nobody
 names is never read. A copy's arrival at the ring's barrier is the hardware's; the warps that multiply wait there.
 Scales are used as stored, each on its own: q is two fp8 numbers under one scale a head, the weights are f16.
@@ -126,7 +126,7 @@ def gather(kv, listed, latent_ring, rope_ring, scale_ring, entry_ring, full, emp
     latent_16, rope_16 = look_up(listed, rows, 16)
     latent_32, rope_32 = look_up(listed, rows, 32)
     latent_48, rope_48 = look_up(listed, rows, 48)
-    of_scale = gl.load(listed + n_scale, mask=n_scale < rows, other=-1)
+    scale = gl.load(listed + n_scale, mask=n_scale < rows, other=-1)
     for tile in range(tiles):
         slot = tile % STAGES
         left = rows - tile * BLOCK_N
@@ -137,9 +137,9 @@ def gather(kv, listed, latent_ring, rope_ring, scale_ring, entry_ring, full, emp
         ask(latent, rope, kv, latent_16, rope_16, 16)
         ask(latent, rope, kv, latent_32, rope_32, 32)
         ask(latent, rope, kv, latent_48, rope_48, 48)
-        at = gl.maximum(of_scale, 0).to(gl.int64) * (RECORD // 4)
+        at = gl.maximum(scale, 0).to(gl.int64) * (RECORD // 4)
         source = kv.to(gl.pointer_type(gl.float32)) + (at[:, None] + group[None, :])
-        async_copy.async_copy_global_to_shared(scale_ring.index(slot), source, mask=(of_scale >= 0)[:, None])
+        async_copy.async_copy_global_to_shared(scale_ring.index(slot), source, mask=(scale >= 0)[:, None])
         entries = listed + tile * BLOCK_N + n_entry
         async_copy.async_copy_global_to_shared(entry_ring.index(slot), entries, mask=n_entry < left)
         async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
@@ -149,7 +149,7 @@ def gather(kv, listed, latent_ring, rope_ring, scale_ring, entry_ring, full, emp
         latent_16, rope_16 = look_up(ahead, left - BLOCK_N, 16)
         latent_32, rope_32 = look_up(ahead, left - BLOCK_N, 32)
         latent_48, rope_48 = look_up(ahead, left - BLOCK_N, 48)
-        of_scale = gl.load(ahead + n_scale, mask=n_scale < left - BLOCK_N, other=-1)
+        scale = gl.load(ahead + n_scale, mask=n_scale < left - BLOCK_N, other=-1)
 
 
 @gluon.jit

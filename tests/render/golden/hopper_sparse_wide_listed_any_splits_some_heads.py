@@ -18,7 +18,7 @@ Two warpgroups take the tiles of 64 records alternately, for 64 heads:
 The sum over groups is a chain in one accumulator: what is there is multiplied by scale[g] / scale[g + 1] before group g + 1
 is added. A warpgroup adds its own tile's values and the other's, whose maxima it follows; a maximum moves by 2^8 at least.
 
-Of the 12 warps 4 gather: they look a tile up while they wait for a place for it, and copy its records into a ring of 3 tiles by
+Of the 12 warps 4 gather: they look a tile up ahead and copy its records into a ring of 3 tiles by
 cp.async, 16 bytes a lane, in strips of 16 records. An entry of -1 asks for nothing and becomes zeros, so that what nobody
 names is never read. A copy's arrival at the ring's barrier is the hardware's; the warps that multiply wait there.
 Scales are used as stored, each on its own: q is two fp8 numbers under one scale a head, the weights are f16.
@@ -131,30 +131,34 @@ def gather(kv, listed, latent_ring, rope_ring, scale_ring, entry_ring, full, emp
     latent_16, rope_16 = look_up(listed, rows, 16)
     latent_32, rope_32 = look_up(listed, rows, 32)
     latent_48, rope_48 = look_up(listed, rows, 48)
-    of_scale = gl.load(listed + n_scale, mask=n_scale < rows, other=-1)
+    scale = gl.load(listed + n_scale, mask=n_scale < rows, other=-1)
     for tile in range(tiles):
         slot = tile % STAGES
         left = rows - tile * BLOCK_N
-        mbarrier.wait(empty.index(slot), (tile // STAGES & 1) ^ 1)
-        latent = latent_ring.index(slot)
-        rope = rope_ring.index(slot)
-        ask(latent, rope, kv, latent_0, rope_0, 0)
-        ask(latent, rope, kv, latent_16, rope_16, 16)
-        ask(latent, rope, kv, latent_32, rope_32, 32)
-        ask(latent, rope, kv, latent_48, rope_48, 48)
-        at = gl.maximum(of_scale, 0).to(gl.int64) * (RECORD // 4)
-        source = kv.to(gl.pointer_type(gl.float32)) + (at[:, None] + group[None, :])
-        async_copy.async_copy_global_to_shared(scale_ring.index(slot), source, mask=(of_scale >= 0)[:, None])
-        entries = listed + tile * BLOCK_N + n_entry
-        async_copy.async_copy_global_to_shared(entry_ring.index(slot), entries, mask=n_entry < left)
-        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-        # The next tile's entries come while it waits for a place.
+        now_latent_0, now_rope_0 = latent_0, rope_0
+        now_latent_16, now_rope_16 = latent_16, rope_16
+        now_latent_32, now_rope_32 = latent_32, rope_32
+        now_latent_48, now_rope_48 = latent_48, rope_48
+        now_scale = scale
         ahead = listed + (tile + 1) * BLOCK_N
         latent_0, rope_0 = look_up(ahead, left - BLOCK_N, 0)
         latent_16, rope_16 = look_up(ahead, left - BLOCK_N, 16)
         latent_32, rope_32 = look_up(ahead, left - BLOCK_N, 32)
         latent_48, rope_48 = look_up(ahead, left - BLOCK_N, 48)
-        of_scale = gl.load(ahead + n_scale, mask=n_scale < left - BLOCK_N, other=-1)
+        scale = gl.load(ahead + n_scale, mask=n_scale < left - BLOCK_N, other=-1)
+        mbarrier.wait(empty.index(slot), (tile // STAGES & 1) ^ 1)
+        latent = latent_ring.index(slot)
+        rope = rope_ring.index(slot)
+        ask(latent, rope, kv, now_latent_0, now_rope_0, 0)
+        ask(latent, rope, kv, now_latent_16, now_rope_16, 16)
+        ask(latent, rope, kv, now_latent_32, now_rope_32, 32)
+        ask(latent, rope, kv, now_latent_48, now_rope_48, 48)
+        at = gl.maximum(now_scale, 0).to(gl.int64) * (RECORD // 4)
+        source = kv.to(gl.pointer_type(gl.float32)) + (at[:, None] + group[None, :])
+        async_copy.async_copy_global_to_shared(scale_ring.index(slot), source, mask=(now_scale >= 0)[:, None])
+        entries = listed + tile * BLOCK_N + n_entry
+        async_copy.async_copy_global_to_shared(entry_ring.index(slot), entries, mask=n_entry < left)
+        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
 
 
 @gluon.jit
@@ -250,7 +254,7 @@ def add(w: gl.constexpr, even_0, odd_0, even_1, odd_1, pairs, weights, ratios):
         even_1 = warpgroup_mma(v_even, p, even_1, is_async=True)
         odd_1 = warpgroup_mma(v_odd, p, odd_1, is_async=True)
         if start + V_ROWS < BLOCK_N:
-            even_0, odd_0, even_1, odd_1 = warpgroup_mma_wait(0, deps=[even_0, odd_0, even_1, odd_1])
+            even_0, odd_0, even_1, odd_1 = warpgroup_mma_wait(2, deps=[even_0, odd_0, even_1, odd_1])
     return even_0, odd_0, even_1, odd_1
 
 

@@ -238,7 +238,7 @@ def run(q, kv, indices, topk_lens, attn_sink, kv_scale, sm_scale, out, lse, spli
     partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q, splits))
     stage1[(total_q * splits,)](
         q, kv.view(KV_DTYPE), partial, partial_lse, indices, topk_lens, kv_scale, sm_scale, stride_qt, stride_qh,
-        splits, num_warps=8, num_stages=2, enable_fp_fusion=True,
+        splits, num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     stage2[(total_q * HEADS.value,)](
         partial, partial_lse, attn_sink, out, unwanted if lse is None else lse, splits, out_layout, num_warps=4,

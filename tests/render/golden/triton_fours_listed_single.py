@@ -197,5 +197,5 @@ def run(q, kv, indices, topk_lens, attn_sink, kv_scale, sm_scale, out, lse, work
         (lse,) = carve(workspace, q, scratch(total_q))
     stage1[(total_q,)](
         q, kv.view(KV_DTYPE), out, lse, indices, topk_lens, attn_sink, kv_scale, sm_scale, stride_qt, stride_qh,
-        out_layout, num_warps=8, num_stages=2, enable_fp_fusion=True,
+        out_layout, num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip

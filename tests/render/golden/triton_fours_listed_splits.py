@@ -229,7 +229,7 @@ def run(q, kv, indices, topk_lens, attn_sink, kv_scale, sm_scale, out, lse, work
     partial, partial_lse, unwanted = carve(workspace, q, scratch(total_q))
     stage1[(total_q * SPLITS.value,)](
         q, kv.view(KV_DTYPE), partial, partial_lse, indices, topk_lens, kv_scale, sm_scale, stride_qt, stride_qh,
-        num_warps=8, num_stages=2, enable_fp_fusion=True,
+        num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     stage2[(total_q * HEADS.value,)](
         partial, partial_lse, attn_sink, out, unwanted if lse is None else lse, out_layout, num_warps=4,
