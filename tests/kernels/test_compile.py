@@ -55,7 +55,7 @@ for stage in ("stage1", "stage2"):
                   "lse": torch.zeros(64), "qo_indptr": torch.zeros(batch + 1, dtype=i32),
                   "kv_indptr": torch.zeros(batch + 1, dtype=i32), "kv_visible": None, "kv_scale": None,
                   "sm_scale": 0.1, "batch": batch, "q_len": batch, "stride_qt": 9216, "stride_qh": 576,
-                  "splits": batch + 1}
+                  "splits": batch + 1, "out_layout": None}
         _, specialization, _ = bind(*[values[name] for name in fn.arg_names], debug=False)
         seen.add(str(specialization))
     assert len(seen) == 1, (stage, seen)

@@ -18,7 +18,7 @@ SIGNS = {
     "xcd_remap": (r"remap|XCDS", r"program = tl\.program_id\(0\)"),
     "streaming_loads": (r"cache_modifier=\"\.cg\"", None),
     "peeled_tail": (r"whole", None),
-    "direct_out": (r"tl\.store\(out \+ at\[:, None\]", r"stage2|partial|SPLITS"),
+    "direct_out": (r"tl\.store\(out \+ out_at\(at\[:, None\]", r"stage2|partial|SPLITS"),
     "fp8_mma": (r"Q_TOP|weights\.to\(tl\.float8", r"tl\.float16"),
     "packed_fp8": (r"WORD|words", None),
 }

@@ -146,5 +146,5 @@ def test_planted_faults_are_caught(build: Callable[..., Emulated], old: str, new
 def test_what_gluon_cannot_serve_goes_to_plain_triton() -> None:
     for kernel in make_plans(spec_of("bf16", 8)).kernels:
         assert kernel.family == "triton" and kernel.page_size == 8
-        (line,) = (line for line in kernel.not_taken if line.startswith("family hopper"))
+        (line,) = (line for line in kernel.not_taken if line.startswith("family hopper:"))
         assert "page" in line

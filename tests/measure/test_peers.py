@@ -228,13 +228,13 @@ def test_who_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [(run.name, run.bound) for run in fp8[1:]] == [("FlashMLA", 4e-2), ("vLLM Triton", 6e-3)]
 
 
-@pytest.mark.parametrize("heads,families", [(8, {"hopper"}), (32, {"hopper"}), (128, {"hopper", "triton"})])
-def test_other_numbers_of_heads(heads: int, families: set[str]) -> None:
+@pytest.mark.parametrize("heads", [8, 128])
+def test_other_numbers_of_heads(heads: int) -> None:
     path = ROOT / "specs" / "h200.yaml"
     spec = load_spec(path).spec
     assert peers.with_heads(spec, 16) is spec
     plan = make_plan(peers.with_heads(spec, heads), str(path))
-    assert {kernel.family for kernel in plan.kernels} == families and plan.kernels[0].heads == heads
+    assert {(kernel.family, kernel.heads) for kernel in plan.kernels} == {("hopper", heads)}
 
 
 def test_shapes_on_the_command_line() -> None:

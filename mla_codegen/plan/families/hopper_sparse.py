@@ -62,7 +62,7 @@ class Details:
 
     @property
     def looks_up_first(self) -> bool:
-        """The next tile's entries are asked for before a tile's records: measured faster in blocks of 64 heads alone."""
+        """The next tile's entries are asked for before a tile's records: faster in blocks of 64 heads."""
         return self.kind == "wide"
 
     @property

@@ -120,6 +120,11 @@ class Details:
         return self.code_bytes + (0 if self.scales_apart else self.scale_bytes)
 
     @property
+    def names_rope(self) -> bool:
+        """The kernel has the constant ROPE; a record of groups says BF16, whose columns may be value too."""
+        return self.bf16_columns == 0
+
+    @property
     def rope_norm(self) -> str:
         """What brings the sums of a record's rope to the output, as source."""
         return "(norm / KV_SCALE)" if self.scaled_kv else "norm"

@@ -20,7 +20,6 @@ from ..runtime.scratch import carve
 
 HEADS = tl.constexpr(16)
 LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = tl.constexpr(0)  # its last columns: key only
 GROUP = tl.constexpr(64)  # fp8 columns that share a scale
 WORD = tl.constexpr(2)  # of them read as one int16
 FP8 = tl.constexpr(448)  # fp8 columns of a record

@@ -21,7 +21,6 @@ from ..runtime.scratch import carve
 
 HEADS = tl.constexpr(16)
 LATENT = tl.constexpr(512)  # a KV row's first columns: key and value
-ROPE = tl.constexpr(64)  # its last columns: key only
 GROUP = tl.constexpr(128)  # fp8 columns that share a scale
 WORD = tl.constexpr(2)  # of them read as one int16
 FP8 = tl.constexpr(512)  # fp8 columns of a record
