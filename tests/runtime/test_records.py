@@ -89,5 +89,5 @@ def test_what_is_refused() -> None:
         pack("fp8_ds_v4", torch.zeros(3, 512), page_size=2)
     with pytest.raises(ValueError, match="page_size is 0; it must be at least 1"):
         pack("fp8_ds_v4", torch.zeros(3, 512), page_size=0)
-    with pytest.raises(ValueError, match="records is torch.float32; it must be bytes"):
+    with pytest.raises(ValueError, match=r"records is torch\.float32; it must be bytes"):
         unpack("fp8_ds_mla", torch.zeros(1, 656))
