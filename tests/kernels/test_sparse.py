@@ -161,6 +161,7 @@ def test_what_is_refused(build: Builder) -> None:
         with pytest.raises(error, match=words):
             mla_decode(**given | change)
 
+    refused(r"indices has no dimension; it must be \[total_q, topk\]", indices=case.unbounded[0, 0])
     refused(r"rows of 195 bytes; records of spec.yaml have 196 \(fp8_ds_mla\)", kv=case.kv[..., :195])
     refused("no kernel for 4 heads and rows of 160, KV by lists of 64", indices=case.indices[:, :64].contiguous())
     refused(r"contiguous int32 \[5, 70\]", indices=case.indices.long())

@@ -208,6 +208,8 @@ def test_refusals_of_what_is_written() -> None:
         ({"out": torch.empty(3, 64, 2, device=DEVICE).transpose(1, 2)}, "last stride 1"),
         ({"lse": torch.empty(2, 3, device=DEVICE)}, r"lse is .* must be float32 \[3, 2\]"),
         ({"out": torch.empty(3, 2, 64, device=DEVICE, requires_grad=True)}, "out requires grad"),
+        ({"out": torch.empty(1, 2, 64, device=DEVICE).expand(3, 2, 64)}, "out has .* overlaps itself"),
+        ({"lse": torch.empty(1, 2, device=DEVICE).expand(3, 2)}, "lse has .* overlaps itself"),
     ):
         with pytest.raises(ValueError, match=message):
             merge_states(states, **given)  # type: ignore[arg-type]

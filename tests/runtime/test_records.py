@@ -68,6 +68,16 @@ def test_fp8_ds_v4() -> None:
     ).all()
 
 
+@pytest.mark.parametrize(("kv", "columns"), [("fp8_ds_mla", 576), ("mxfp4_ds_mla", 576), ("fp8_ds_v4", 512)])
+def test_no_number_and_no_row(kv: str, columns: int) -> None:
+    """NaN and infinity are not packed as numbers; no rows are no records."""
+    rows = torch.zeros(3, columns)
+    rows[0, 5], rows[1, 5] = float("nan"), float("inf")
+    assert unpack(kv, pack(kv, rows))[:, 5].isnan().tolist() == [True, True, False]
+    none = pack(kv, rows[:0])
+    assert none.shape[0] == 0 and unpack(kv, none).shape == (0, columns)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="kv is 'bf16'; it must be fp8_ds_mla or mxfp4_ds_mla or fp8_ds_v4"):
         pack("bf16", torch.zeros(1, 576))
@@ -77,3 +87,7 @@ def test_what_is_refused() -> None:
         unpack("fp8_ds_mla", torch.zeros(1, 655, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"rows has shape \(3, 512\); it must be \[pages of 2 rows, columns\]"):
         pack("fp8_ds_v4", torch.zeros(3, 512), page_size=2)
+    with pytest.raises(ValueError, match="page_size is 0; it must be at least 1"):
+        pack("fp8_ds_v4", torch.zeros(3, 512), page_size=0)
+    with pytest.raises(ValueError, match=r"records is torch\.float32; it must be bytes"):
+        unpack("fp8_ds_mla", torch.zeros(1, 656))
