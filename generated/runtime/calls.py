@@ -157,6 +157,8 @@ class Dispatcher:
                 kv_visible=kv_visible, block_table=block_table, kv_indices=kv_indices, kv_lens=kv_lens, out=out,
                 lse=lse, workspace=workspace, indices=indices, topk_lens=topk_lens, attn_sink=attn_sink,
             )  # fmt: skip
+            if indices is not None and not indices.dim():
+                raise ValueError("indices has no dimension; it must be [total_q, topk]") from None
             raise
 
     def result(self, q: torch.Tensor, kv: Any = None, **given: Any) -> tuple[tuple[int, int, int], torch.dtype]:

@@ -66,17 +66,17 @@ def _page_step(shape: Steps, steps: Steps, size: int) -> int:
 def _steps_of_out(shape: Steps, steps: Steps, size: int) -> Steps:
     if any(count > 1 and step * size % ALIGNMENT for count, step in zip(shape[:2], steps[:2], strict=True)):
         raise ValueError(f"out has strides {steps}; those of rows and heads must be multiples of {ALIGNMENT // size}")
-    _apart("out", shape, steps)
+    apart("out", shape, steps)
     return steps[:2]
 
 
 @lru_cache(maxsize=1024)
 def _steps_of_lse(shape: Steps, steps: Steps) -> Steps:
-    _apart("lse", shape, steps)
+    apart("lse", shape, steps)
     return steps
 
 
-def _apart(name: str, shape: Steps, steps: Steps) -> None:
+def apart(name: str, shape: Steps, steps: Steps) -> None:
     """ValueError if two elements share memory."""
     end = 1  # elements of what lies inside
     for count, step in sorted(zip(shape, steps, strict=True), key=lambda one: one[1]):

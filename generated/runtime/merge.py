@@ -15,6 +15,7 @@ import triton.language as tl
 
 from . import validate
 from .launch import Launch, on_device_of
+from .layout import apart
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 STACK = 8  # states of a stack that are loaded at a time
@@ -170,10 +171,14 @@ def merge_states(
             or out.requires_grad
         ):
             validate.strided("out", out, DTYPES, tuple(shape), device)
+        if not out.is_contiguous():
+            apart("out", out.shape, out.stride())
         if lse is None:
             lse = torch.empty(shape[:2], dtype=torch.float32, device=device)
         elif lse.shape != shape[:2] or lse.dtype is not torch.float32 or lse.device != device or lse.requires_grad:
             validate.strided("lse", lse, (torch.float32,), tuple(shape[:2]), device)
+        if not lse.is_contiguous():
+            apart("lse", lse.shape, lse.stride())
     except Exception:
         refuse(states)
         validate.tensors(out_=out, lse_=lse)

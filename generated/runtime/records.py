@@ -20,8 +20,10 @@ import torch
 from .formats import KV_FORMATS, KVFormat
 
 FP8, FP8_MAX = torch.float8_e4m3fn, 448.0
+BYTES = (torch.uint8, torch.int8, FP8)
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes 0 to 7; 8 to 15 are these with a minus
 EXPONENT_BIAS = 127
+NAN_SCALE = 255  # of e8m0
 
 
 def pack(kv: str, rows: torch.Tensor, rope: int = 64, page_size: int = 1) -> torch.Tensor:
@@ -32,9 +34,13 @@ def pack(kv: str, rows: torch.Tensor, rope: int = 64, page_size: int = 1) -> tor
     rope        columns behind the latent (fp8_ds_mla, mxfp4_ds_mla)
     page_size   rows of a page, of which `rows` has whole ones (fp8_ds_v4)
 
+    A NaN or an infinity makes its column NaN in fp8, its whole group in fp4.
+
     Returns uint8 [rows, bytes], of fp8_ds_v4 [rows / page_size, page_size, bytes]. Raises ValueError for other shapes.
     """
     form, latent, rope = _form(kv, rows.shape[-1], rope)
+    if page_size < 1:
+        raise ValueError(f"page_size is {page_size}; it must be at least 1")
     if rows.dim() != 2 or rows.shape[0] % page_size:
         raise ValueError(f"rows has shape {tuple(rows.shape)}; it must be [pages of {page_size} rows, columns]")
     scaled = latent - form.tail
@@ -43,7 +49,10 @@ def pack(kv: str, rows: torch.Tensor, rope: int = 64, page_size: int = 1) -> tor
     scales = (numbers.abs().amax(-1) / largest).clamp(min=2.0**-100)
     if form.scale == 1:
         scales = torch.exp2(scales.log2().ceil())
-        units = torch.nn.functional.pad((scales.log2() + EXPONENT_BIAS).to(torch.uint8), (0, form.spare))
+        exponents = scales.log2() + EXPONENT_BIAS
+        if form.bits == 4:  # whose codes have no NaN
+            exponents = exponents.masked_fill(~scales.isfinite(), NAN_SCALE)
+        units = torch.nn.functional.pad(exponents.to(torch.uint8), (0, form.spare))
     else:
         units = _bytes(scales.contiguous())
     values = (numbers / scales[..., None]).clamp(-largest, largest).flatten(1)
@@ -59,12 +68,14 @@ def unpack(kv: str, records: torch.Tensor, rope: int = 64) -> torch.Tensor:
 
     records   bytes [rows, bytes] or [pages, page_size, bytes], or with a 1 before the last, contiguous; see `pack`
     """
+    if records.dtype not in BYTES:
+        raise ValueError(f"records is {records.dtype}; it must be bytes: uint8, int8 or float8_e4m3fn")
     width = records.shape[-1]
     records = records.contiguous().view(torch.uint8)
     form, latent, rope = _form(kv, width, rope, packed=True)
     codes, count, behind = form.code_bytes(latent), form.groups(latent), form.scale_bytes(latent)
     if form.blocks:
-        pages = records.reshape(records.shape[0], -1)
+        pages = records.reshape(records.shape[0], records[:1].numel() or width)
         first = width - behind
         size = pages.shape[1] // width
         parts = pages[:, : size * first].reshape(-1, first)
@@ -105,7 +116,7 @@ def _fp4(codes: torch.Tensor) -> torch.Tensor:
 def _powers(exponents: torch.Tensor) -> torch.Tensor:
     """The scales of e8m0 bytes, exactly: fp64, NaN of 255."""
     powers = torch.exp2(exponents.double() - EXPONENT_BIAS)
-    return powers.masked_fill(exponents == 255, float("nan"))
+    return powers.masked_fill(exponents == NAN_SCALE, float("nan"))
 
 
 def _form(kv: str, width: int, rope: int, packed: bool = False) -> tuple[KVFormat, int, int]:
@@ -128,5 +139,6 @@ def _bytes(numbers: torch.Tensor) -> torch.Tensor:
 
 def _in_pages(first: torch.Tensor, second: torch.Tensor, page_size: int) -> torch.Tensor:
     """Pages of the first parts of their rows and then the second parts: [pages, page_size, bytes]."""
-    parts = [part.reshape(-1, page_size * part.shape[1]) for part in (first, second)]
-    return torch.cat(parts, 1).view(-1, page_size, first.shape[1] + second.shape[1])
+    pages = first.shape[0] // page_size  # may be 0, where -1 says nothing
+    parts = [part.reshape(pages, page_size * part.shape[1]) for part in (first, second)]
+    return torch.cat(parts, 1).view(pages, page_size, first.shape[1] + second.shape[1])
