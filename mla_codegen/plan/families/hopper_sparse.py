@@ -116,16 +116,8 @@ class Details:
 
     @property
     def mask_argument(self) -> str:
-        """Of the function that stores, as source; `mask_given`: as it is called, `stored_if`: of its stores."""
+        """What the function that stores takes beside the rest, as source."""
         return ", head" if self.masked else ""
-
-    @property
-    def mask_given(self) -> str:
-        return self.mask_argument
-
-    @property
-    def stored_if(self) -> str:
-        return ", mask=head[None, :] < HEADS" if self.masked else ""
 
     @property
     def about_file(self) -> str:
